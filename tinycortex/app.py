@@ -1,0 +1,291 @@
+"""Cortex: the composition root. It builds every part once and owns what must be closed."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, overload
+
+from pydantic import BaseModel
+from sqlalchemy.orm import Session
+
+from tinycortex import schema
+from tinycortex.config import Settings, load_settings
+from tinycortex.db import Database
+from tinycortex.delegates import QueueDelegates
+from tinycortex.domain import policy
+from tinycortex.domain.clock import Clock, SystemClock
+from tinycortex.domain.jobs import Job, NewJob
+from tinycortex.domain.kinds import KindSpec
+from tinycortex.handlers.builtin import register_builtin_handlers
+from tinycortex.handlers.registry import HandlerRegistry, HandlerT
+from tinycortex.memory.delegates import MemoryDelegates
+from tinycortex.memory.ingest import Ingestor
+from tinycortex.repositories.jobs import JobRepository, Requeued
+from tinycortex.scheduler import Scheduler, TickReport
+from tinycortex.services.backfill import Backfill
+from tinycortex.services.dispatcher import Dispatcher
+from tinycortex.services.gate import LlmGate
+from tinycortex.services.inspection import Inspection, QueueStatus
+from tinycortex.services.maintenance import BootstrapReport, Maintenance
+from tinycortex.services.portal import LoopThread
+from tinycortex.services.producer import Producer
+from tinycortex.services.settlement import Settlement
+from tinycortex.worker.drain import Drain
+from tinycortex.worker.loop import WorkerLoop
+from tinycortex.worker.step import WorkerStep
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+
+class Cortex:
+    """A queue, its handlers and its workers, on one database.
+
+    Open one per process with :meth:`open` or :meth:`from_env`, and close it, or use it in ``with``.
+
+    Attributes:
+        settings: every setting in force.
+        jobs: the repository of the queue's rows.
+        registry: the kinds that this process can run; the six built-in ones are registered.
+        ingestor: takes text into the queue.
+        llm_gate: lets LLM-bound handlers run one at a time, or as many as ``queue.llm_permits``.
+        delegates: the heavy work of the built-in kinds.
+    """
+
+    def __init__(
+        self, settings: Settings, *, delegates: QueueDelegates | None = None, clock: Clock | None = None
+    ) -> None:
+        self.settings = settings
+        self.clock = clock or SystemClock()
+        self.database = Database(settings.database)
+        self.jobs = JobRepository(self.database, self.clock, retry_jitter=settings.queue.retry_jitter)
+        self.registry = HandlerRegistry()
+        register_builtin_handlers(self.registry)
+        self.llm_gate = LlmGate(settings.queue.llm_permits)
+        self.ingestor = Ingestor(self.database, self.jobs, settings.memory, self.clock)
+        self.delegates = delegates or MemoryDelegates(self.database, settings.memory, self.clock)
+        self._portal = LoopThread()
+        self._producer = Producer(self.jobs, self.registry)
+        self._maintenance = Maintenance(self.database, self.jobs, self._producer, self.clock)
+        self._scheduler = Scheduler(self._maintenance, settings.scheduler)
+        self._backfill = Backfill(self._producer, self.delegates)
+        self._inspection = Inspection(self.database, self.jobs, self.registry, self.clock)
+        self._step = WorkerStep(
+            jobs=self.jobs,
+            registry=self.registry,
+            dispatcher=Dispatcher(self.registry, self.delegates, self.clock),
+            settlement=Settlement(self.database, self.jobs, self._producer, settings.queue, self.clock),
+            gate=self.llm_gate,
+            presence=self.database.presence,
+            portal=self._portal,
+            settings=settings.queue,
+        )
+        self._drain = Drain(self._step, self.jobs, self.registry, self.clock)
+        self._loop = WorkerLoop(
+            self._step,
+            bootstrap=self.bootstrap,
+            tick=self.tick,
+            worker=settings.worker,
+            scheduler=settings.scheduler,
+        )
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        settings: Settings | None = None,
+        delegates: QueueDelegates | None = None,
+        clock: Clock | None = None,
+    ) -> Self:
+        """Open the queue in the database at ``url``, which must be at the newest revision.
+
+        Args:
+            url: SQLAlchemy URL, such as ``sqlite:///memory.db``.
+            settings: everything else; from the environment when left out.
+            delegates: the heavy work of the built-in kinds; ``tinycortex.memory``'s when left out.
+            clock: the queue's clock; the machine's when left out.
+
+        Raises:
+            ConfigurationError: the URL or a setting cannot work.
+            SchemaMissingError: run ``tinycortex db upgrade``, or :func:`tinycortex.schema.upgrade`.
+            SchemaOutdatedError: as above.
+            StorageError: the database could not be read.
+        """
+        cortex = cls((settings or load_settings()).with_url(url), delegates=delegates, clock=clock)
+        schema.verify(cortex.database)
+        return cortex
+
+    @classmethod
+    def from_env(cls) -> Self:
+        """Open the queue that the ``TINYCORTEX_…`` environment variables describe; see :meth:`open`."""
+        settings = load_settings()
+        return cls.open(settings.database.url, settings=settings)
+
+    def close(self) -> None:
+        """Stop the loop thread, withdraw this worker and close every connection."""
+        self._portal.close()
+        self.database.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Produce
+
+    def transaction(self) -> AbstractContextManager[Session]:
+        """Open one write transaction on the queue's database; hand its session to :meth:`enqueue`."""
+        return self.database.transaction()
+
+    @overload
+    def enqueue(self, job: NewJob, *, session: Session | None = None) -> str | None: ...
+
+    @overload
+    def enqueue(self, job: NewJob, *, session: "AsyncSession") -> Awaitable[str | None]: ...
+
+    def enqueue(
+        self, job: NewJob, *, session: "Session | AsyncSession | None" = None
+    ) -> str | None | Awaitable[str | None]:
+        """Insert ``job`` unless a ready or running row has its key; see :meth:`Producer.enqueue`.
+
+        With a ``session``, of whatever engine on this database, the job commits with the caller's own
+        rows; with an ``AsyncSession`` the result must be awaited.
+
+        Returns:
+            The new row's id, or None when an active twin suppressed it.
+
+        Raises:
+            InvalidInputError: ``job`` is no NewJob.
+            PayloadError: the payload is not what the kind's handler takes.
+            StorageError: nothing was written.
+        """
+        return self._producer.enqueue(job, session=session)
+
+    def enqueue_tx(self, session: Session, job: NewJob) -> str | None:
+        """Insert ``job`` in the caller's transaction; see :meth:`enqueue`."""
+        return self._producer.enqueue(job, session=session)
+
+    # Handle
+
+    def handler(
+        self,
+        kind: str,
+        *,
+        payload: type[BaseModel],
+        rank: int = 4,
+        llm_bound: bool = False,
+        max_attempts: int = policy.DEFAULT_MAX_ATTEMPTS,
+    ) -> Callable[[HandlerT], HandlerT]:
+        """Return a decorator that registers the handler of ``kind``; see :class:`KindSpec` for the rest.
+
+        Raises:
+            DuplicateKindError: the kind has a handler already; the built-in ones are taken.
+            RegistrationError: the kind is retired, or cannot be registered.
+            InvalidInputError: an argument is outside its contract.
+        """
+        return self.registry.handler(
+            kind, payload=payload, rank=rank, llm_bound=llm_bound, max_attempts=max_attempts
+        )
+
+    # Work
+
+    def bootstrap(self) -> BootstrapReport:
+        """Purge retired kinds and recover what dead workers left; call it once before a loop of your own."""
+        return self._maintenance.bootstrap()
+
+    def run_once(self) -> bool:
+        """Claim one job, run its handler, settle; False when nothing was claimable (spec: Worker loop)."""
+        return self._step.run_once()
+
+    async def run_once_async(self) -> bool:
+        """Do as :meth:`run_once` on the running loop."""
+        return await self._step.run_once_async()
+
+    def drain_until_idle(self, *, wait_ms: int = 0, on_step: Callable[[], object] | None = None) -> int:
+        """Run jobs until none is claimable; return how many were run.
+
+        Args:
+            wait_ms: also wait for jobs that come due within this time (ms), such as deferred ones.
+            on_step: called after each job.
+        """
+        return self._drain.drain_until_idle(wait_ms=wait_ms, on_step=on_step)
+
+    def run_sync(self, stop: threading.Event | None = None) -> None:
+        """Work in this thread until ``stop`` is set; without one, until interrupted."""
+        self._loop.run_sync(stop or threading.Event())
+
+    async def run(self, stop: asyncio.Event | None = None) -> None:
+        """Work on the running loop until ``stop`` is set; without one, until cancelled."""
+        await self._loop.run(stop or asyncio.Event())
+
+    # Maintain
+
+    def tick(self) -> TickReport:
+        """Do the scheduler's periodic work once: recover, flush, heal."""
+        return self._scheduler.tick()
+
+    def recover_stale_locks(self) -> int:
+        """Free the rows of expired leases, and at once those of workers whose process has certainly ended."""
+        return self._maintenance.recover_stale_locks()
+
+    def release_running_locks(self) -> int:
+        """Give back every row that this process's worker holds, attempts too."""
+        return self.jobs.release_running_locks(self._step.worker_id)
+
+    def enqueue_flush_stale(self, max_age_secs: int | None = None) -> str | None:
+        """Enqueue this 3-hour UTC block's flush, at most one per block; None when it had one."""
+        age = self.settings.scheduler.flush_max_age_secs if max_age_secs is None else max_age_secs
+        return self._maintenance.enqueue_flush_stale(age)
+
+    def self_heal(self) -> int:
+        """Requeue transiently failed rows, spaced out; return how many are ready again."""
+        return self._maintenance.self_heal().revived
+
+    def requeue_failed(self, job_id: str | None = None) -> Requeued:
+        """Make one failed row, or all of them, ready again with a fresh budget.
+
+        Raises:
+            JobNotFoundError: there is no such row.
+            InvalidInputError: the row is not failed.
+        """
+        return self.jobs.requeue_failed() if job_id is None else self.jobs.requeue_job(job_id)
+
+    def retry_all_failed(self) -> Requeued:
+        """Make every failed row ready again, unrecoverable ones too."""
+        return self.jobs.requeue_failed()
+
+    def requeue_transient_failed(self) -> Requeued:
+        """Make every failed row ready again that is not classed unrecoverable."""
+        return self.jobs.requeue_transient_failed()
+
+    def purge_retired_jobs(self) -> int:
+        """Delete every row of a retired kind."""
+        return self.jobs.purge_retired_jobs()
+
+    def ensure_reembed_backfill(self) -> str | None:
+        """Start the embedding chain when something lacks a vector; its job's id, or None when not needed."""
+        return self._portal.run(self._backfill.ensure_reembed_backfill())
+
+    def backfill_in_progress(self) -> bool:
+        """Tell whether an embedding chain is ready or running, in this process or another."""
+        return self._inspection.backfill_in_progress()
+
+    # Inspect
+
+    def status(self) -> QueueStatus:
+        """Return how the queue is doing, all of it from one snapshot."""
+        return self._inspection.status()
+
+    def get_job(self, job_id: str) -> Job:
+        """Return one row, or raise :class:`JobNotFoundError`."""
+        return self.jobs.get_job(job_id)
+
+    def list_kinds(self) -> list[KindSpec]:
+        """List the kinds that this process can run."""
+        return self.registry.list_specs()

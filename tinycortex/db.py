@@ -1,0 +1,90 @@
+"""The database: its engine, and the transaction as the unit of work. The only place that commits."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from tinycortex.config import DatabaseSettings
+from tinycortex.dialects import Presence, dialect_for
+from tinycortex.domain.redact import mask_url
+
+
+class Database:
+    """One database, as the repositories see it.
+
+    Args:
+        settings: where it is and how to open it; nothing is opened before the first use.
+
+    Raises:
+        ConfigurationError: the URL cannot serve as a queue.
+    """
+
+    def __init__(self, settings: DatabaseSettings) -> None:
+        self._settings = settings
+        self._dialect = dialect_for(settings.url)
+        self.masked_url = mask_url(settings.url)
+        """The URL without its password, for messages."""
+        self.engine: Engine = self._dialect.create_engine(settings)
+        self.presence: Presence = self._dialect.presence(settings)
+        self._reader = self._dialect.reader(self.engine)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """Run the block in one write transaction: commit at its end, roll back when it raises.
+
+        Raises:
+            StorageError: the database could not do its work; nothing of the block was kept.
+        """
+        with self._session(self.engine) as session:
+            yield session
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """Run the block on one consistent snapshot, without taking the write lock.
+
+        Raises:
+            StorageError: the database could not do its work.
+        """
+        with self._session(self._reader) as session:
+            yield session
+
+    @contextmanager
+    def within(self, session: Session | None) -> Iterator[Session]:
+        """Run the block in the caller's transaction, or in one of its own when there is none."""
+        if session is None:
+            with self.transaction() as own:
+                yield own
+        else:
+            yield session
+
+    @contextmanager
+    def reading_within(self, session: Session | None) -> Iterator[Session]:
+        """Run the block in the caller's transaction, or on a snapshot of its own when there is none."""
+        if session is None:
+            with self.reading() as own:
+                yield own
+        else:
+            yield session
+
+    def exists(self) -> bool:
+        """Tell whether there is a database to open, without making one."""
+        return self._dialect.exists(self._settings)
+
+    def dispose(self) -> None:
+        """Withdraw this process's workers and close every pooled connection; a later use opens new ones."""
+        self.presence.withdraw()
+        self.engine.dispose()
+
+    @contextmanager
+    def _session(self, engine: Engine) -> Iterator[Session]:
+        try:
+            with Session(engine, expire_on_commit=False) as session, session.begin():
+                yield session
+        except (DBAPIError, OSError) as error:
+            kind = self._dialect.classify(error)
+            if kind is None:
+                raise
+            raise kind(f"database {self.masked_url}: {error.orig if isinstance(error, DBAPIError) else error}") from error

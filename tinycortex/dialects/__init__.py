@@ -1,0 +1,24 @@
+"""The database engines. ``dialect.name`` is asked here and nowhere else."""
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+
+from tinycortex.dialects.base import Dialect, Presence
+from tinycortex.dialects.sqlite import SQLiteDialect
+from tinycortex.errors import ConfigurationError
+
+__all__ = ["Dialect", "Presence", "dialect_for"]
+
+_DIALECTS: dict[str, type[Dialect]] = {"sqlite": SQLiteDialect}
+
+
+def dialect_for(url: str) -> Dialect:
+    """Return the engine that ``url`` names, or raise :class:`ConfigurationError`."""
+    try:
+        backend = make_url(url).get_backend_name()
+    except ArgumentError:
+        # The URL itself stays out of the message: it may hold a password.
+        raise ConfigurationError("the database URL is no SQLAlchemy URL; use one such as sqlite:///chunks.db") from None
+    if backend not in _DIALECTS:
+        raise ConfigurationError(f"no support for {backend!r} databases; supported: {', '.join(_DIALECTS)}")
+    return _DIALECTS[backend]()

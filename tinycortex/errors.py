@@ -1,0 +1,128 @@
+"""The one tree of exceptions.
+
+Outcomes are returned and failures raised; non-events are values: a suppressed duplicate is ``None``, a
+stale settlement ``False``. A message says what happened, with which value, and what to do next.
+"""
+
+from enum import StrEnum
+from typing import Self
+
+
+class TinycortexError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ConfigurationError(TinycortexError):
+    """A setting, a database URL or the way the package is called cannot work."""
+
+
+class InvalidInputError(TinycortexError, ValueError):
+    """A value handed to a public entry is outside its contract; nothing was written."""
+
+
+class PayloadError(InvalidInputError):
+    """A payload is not JSON, has a wrong type, lacks a field, or holds a value that no payload may hold."""
+
+
+class RegistrationError(TinycortexError):
+    """A handler cannot be registered, or a kind is not one that can be used."""
+
+
+class DuplicateKindError(RegistrationError):
+    """A kind already has a handler."""
+
+
+class UnknownKindError(RegistrationError, ValueError):
+    """A word is not a live kind: unknown, or retired."""
+
+
+class JobNotFoundError(TinycortexError, LookupError):
+    """No job has the given id."""
+
+
+class SourceError(TinycortexError):
+    """A file cannot be ingested; other files of the same call are not affected."""
+
+
+class SchemaError(TinycortexError):
+    """The database's schema does not fit this package."""
+
+
+class SchemaMissingError(SchemaError):
+    """The database has no schema of ours yet."""
+
+
+class SchemaOutdatedError(SchemaError):
+    """The database is at another revision than this package's newest."""
+
+
+class StorageError(TinycortexError):
+    """The database could not do its work. Always raised from the driver's own error."""
+
+
+class StorageBusyError(StorageError):
+    """Another connection held the lock for longer than the busy timeout; trying again is safe."""
+
+
+class StorageUnavailableError(StorageError):
+    """The database cannot be opened, read or written just now."""
+
+
+class StorageFullError(StorageError):
+    """The disk, or the database's own size limit, is full."""
+
+
+class HostIOError(StorageError):
+    """The operating system reported an I/O fault, a full disk or a read-only file system."""
+
+
+class StorageCorruptError(StorageError):
+    """The file is damaged or is no database. Nothing was changed; restore it or move it away."""
+
+
+class FailureClass(StrEnum):
+    """Whether trying again can help; the wire values of ``mem_tree_jobs.failure_class``."""
+
+    TRANSIENT = "transient"
+    UNRECOVERABLE = "unrecoverable"
+
+
+class JobFailure(TinycortexError):
+    """A handler's typed failure, found by the worker however deeply it is wrapped (spec: Typed failures).
+
+    Args:
+        code: machine-readable reason, stored in ``failure_reason``.
+        failure_class: ``unrecoverable`` ends the job at its first attempt; ``transient`` keeps the retries.
+        message: what happened, for people; the code when left out.
+    """
+
+    def __init__(self, code: str, failure_class: FailureClass, message: str | None = None) -> None:
+        if not isinstance(code, str) or not code.strip():
+            raise InvalidInputError(f"a failure's code must be a word, not {code!r}")
+        super().__init__(message if message is not None else code)
+        self.code = code
+        self.failure_class = FailureClass(failure_class)
+
+    @classmethod
+    def transient(cls, code: str, message: str | None = None) -> Self:
+        """Build a failure that a later attempt may overcome."""
+        return cls(code, FailureClass.TRANSIENT, message)
+
+    @classmethod
+    def unrecoverable(cls, code: str, message: str | None = None) -> Self:
+        """Build a failure that no later attempt can overcome."""
+        return cls(code, FailureClass.UNRECOVERABLE, message)
+
+    @classmethod
+    def budget_exhausted(cls) -> Self:
+        """Build the unrecoverable failure ``budget_exhausted``."""
+        return cls.unrecoverable("budget_exhausted")
+
+    @property
+    def is_unrecoverable(self) -> bool:
+        """Tell whether retrying cannot help."""
+        return self.failure_class is FailureClass.UNRECOVERABLE
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, FailureClass, str]]:
+        # Exception's default would call the class with the message alone, which breaks pickling and copying.
+        return type(self), (self.code, self.failure_class, str(self))

@@ -1,0 +1,84 @@
+"""HandlerRegistry: which handler runs a kind, and everything that is special about the kind."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from tinycortex.domain.kinds import KindSpec
+from tinycortex.domain.outcomes import JobPlan
+from tinycortex.errors import DuplicateKindError, RegistrationError, UnknownKindError
+from tinycortex.handlers.context import JobContext
+
+Result = JobPlan | None
+Handler = Callable[[JobContext, Any], Result | Awaitable[Result]]
+"""Called with the context and the parsed payload. An ``async def`` is awaited; a plain ``def`` runs in a thread.
+
+It returns :class:`~tinycortex.domain.outcomes.Done` or :class:`~tinycortex.domain.outcomes.Defer`; None
+stands for ``Done()``. What it raises is a failed attempt.
+"""
+
+HandlerT = TypeVar("HandlerT", bound=Handler)
+
+MAX_KINDS = 400
+"""A claim probes each kind once in one statement, and SQLite takes 500 terms in one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One kind with its handler."""
+
+    spec: KindSpec
+    handler: Handler
+
+
+class HandlerRegistry:
+    """The kinds that this process can run. A worker claims these, and leaves every other row untouched."""
+
+    def __init__(self) -> None:
+        self._registrations: dict[str, Registration] = {}
+
+    def register(self, spec: KindSpec, handler: Handler) -> None:
+        """Let ``handler`` run the jobs of ``spec.kind``.
+
+        Raises:
+            DuplicateKindError: the kind has a handler, a built-in one perhaps.
+            RegistrationError: the handler cannot be called, or there are too many kinds.
+        """
+        if not callable(handler):
+            raise RegistrationError(f"the handler of kind {spec.kind!r} must be callable, not {handler!r}")
+        if spec.kind in self._registrations:
+            raise DuplicateKindError(f"kind {spec.kind!r} has a handler already; choose another word for yours")
+        if len(self._registrations) >= MAX_KINDS:
+            raise RegistrationError(f"one process handles at most {MAX_KINDS} kinds; {spec.kind!r} is one more")
+        self._registrations[spec.kind] = Registration(spec, handler)
+
+    def handler(
+        self, kind: str, *, payload: type[BaseModel], rank: int = 4, llm_bound: bool = False, max_attempts: int = 5
+    ) -> Callable[[HandlerT], HandlerT]:
+        """Return a decorator that registers a handler; the arguments are the fields of KindSpec."""
+        spec = KindSpec(kind=kind, payload=payload, rank=rank, llm_bound=llm_bound, max_attempts=max_attempts)
+
+        def decorate(handler: HandlerT) -> HandlerT:
+            self.register(spec, handler)
+            return handler
+
+        return decorate
+
+    def get(self, kind: str) -> Registration:
+        """Return the registration of ``kind``, or raise :class:`UnknownKindError`."""
+        try:
+            return self._registrations[kind]
+        except KeyError:
+            known = ", ".join(sorted(self._registrations)) or "none"
+            raise UnknownKindError(f"no handler for kind {kind!r} in this process; registered: {known}") from None
+
+    def find_spec(self, kind: str) -> KindSpec | None:
+        """Return what is special about ``kind``, or None when no handler is registered for it."""
+        registration = self._registrations.get(kind)
+        return None if registration is None else registration.spec
+
+    def list_specs(self) -> list[KindSpec]:
+        """List the registered kinds, in the order of their registration."""
+        return [registration.spec for registration in self._registrations.values()]

@@ -1,0 +1,1 @@
+"""The only code that touches rows. Repositories hand out values, and never commit."""

@@ -1,0 +1,112 @@
+"""Reading the queue's rows: one row, lists, counts. Readers never wait for a writer."""
+
+from collections.abc import Iterable
+
+from sqlalchemy import Row, select
+from sqlalchemy.orm import Session
+
+from tinycortex.db import Database
+from tinycortex.domain.jobs import Job, JobStatus
+from tinycortex.errors import FailureClass, InvalidInputError, JobNotFoundError
+from tinycortex.models import JobRow
+from tinycortex.repositories import job_sql
+
+_STATUSES = {status.value: status for status in JobStatus}
+
+
+def job_of(row: Row[tuple[object, ...]]) -> Job:
+    """Return the snapshot of one row that holds every column."""
+    values = dict(row._mapping)
+    # A word that we do not know was written by another program; it is shown, never guessed at.
+    values["status"] = _STATUSES.get(values["status"], values["status"])
+    return Job(**{name: values[name] for name in Job.__dataclass_fields__})
+
+
+class JobReader:
+    """The reading half of :class:`~tinycortex.repositories.jobs.JobRepository`.
+
+    Every method reads in ``session`` when one is given, and else on a snapshot of its own.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def find_job(self, job_id: str, *, session: Session | None = None) -> Job | None:
+        """Return one row, or None."""
+        with self._database.reading_within(session) as tx:
+            row = tx.execute(job_sql.GET_JOB, {"id": job_id}).first()
+            return None if row is None else job_of(row)
+
+    def get_job(self, job_id: str, *, session: Session | None = None) -> Job:
+        """Return one row, or raise :class:`JobNotFoundError`."""
+        job = self.find_job(job_id, session=session)
+        if job is None:
+            raise JobNotFoundError(f"there is no job {job_id!r}; `tinycortex jobs list` shows those there are")
+        return job
+
+    def list_jobs(
+        self,
+        *,
+        status: JobStatus | None = None,
+        kind: str | None = None,
+        limit: int = 100,
+        session: Session | None = None,
+    ) -> list[Job]:
+        """List rows, newest first."""
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise InvalidInputError(f"limit is a whole number above 0, not {limit!r}")
+        query = select(*JobRow.__table__.columns).order_by(JobRow.created_at_ms.desc(), JobRow.id.desc()).limit(limit)
+        if status is not None:
+            query = query.where(JobRow.status == JobStatus(status).value)
+        if kind is not None:
+            query = query.where(JobRow.kind == kind)
+        with self._database.reading_within(session) as tx:
+            return [job_of(row) for row in tx.execute(query)]
+
+    def has_key(self, kind: str, dedupe_key: str, *, session: Session | None = None) -> bool:
+        """Tell whether any row of ``kind``, whatever its status, has ``dedupe_key``."""
+        with self._database.reading_within(session) as tx:
+            return tx.execute(job_sql.HAS_KEY, {"kind": kind, "dedupe_key": dedupe_key}).first() is not None
+
+    def count_by_kind_and_status(self, *, session: Session | None = None) -> dict[tuple[str, str], int]:
+        """Count the rows by (kind, status)."""
+        with self._database.reading_within(session) as tx:
+            return {(row.kind, row.status): row.jobs for row in tx.execute(job_sql.COUNT_BY_KIND_AND_STATUS)}
+
+    def count_by_status(self, *, session: Session | None = None) -> dict[JobStatus, int]:
+        """Count the rows by status; every status is there, zero or not."""
+        counts = dict.fromkeys(JobStatus, 0)
+        for (_kind, status), jobs in self.count_by_kind_and_status(session=session).items():
+            if status in _STATUSES:
+                counts[_STATUSES[status]] += jobs
+        return counts
+
+    def count_failed(self, *, session: Session | None = None) -> dict[tuple[str | None, str | None], int]:
+        """Count the failed rows by (failure_reason, failure_class)."""
+        with self._database.reading_within(session) as tx:
+            return {(row.failure_reason, row.failure_class): row.jobs for row in tx.execute(job_sql.COUNT_FAILED)}
+
+    def count_failed_unrecoverable(self, *, session: Session | None = None) -> int:
+        """Count the failed rows that are parked because retrying cannot help (spec: Typed failures)."""
+        failed = self.count_failed(session=session)
+        return sum(jobs for (_reason, failure_class), jobs in failed.items() if failure_class == FailureClass.UNRECOVERABLE)
+
+    def find_next_ready_at(self, kinds: Iterable[str], *, session: Session | None = None) -> int | None:
+        """Return the earliest ``available_at_ms`` of the ready rows of ``kinds``, or None when there are none."""
+        with self._database.reading_within(session) as tx:
+            return tx.execute(job_sql.NEXT_READY_AT, {"kinds": list(kinds)}).scalar()
+
+    def find_oldest_ready_at(self, *, session: Session | None = None) -> int | None:
+        """Return when the ready row that has waited longest became due (ms, UTC; may be to come), or None."""
+        with self._database.reading_within(session) as tx:
+            return tx.execute(job_sql.OLDEST_READY_AT).scalar()
+
+    def count_expired(self, now_ms: int, *, session: Session | None = None) -> int:
+        """Count the running rows whose lease is over at ``now_ms``."""
+        with self._database.reading_within(session) as tx:
+            return int(tx.execute(job_sql.COUNT_EXPIRED, {"now_ms": now_ms}).scalar_one())
+
+    def list_owners(self, *, session: Session | None = None) -> list[str]:
+        """List the workers that hold running rows."""
+        with self._database.reading_within(session) as tx:
+            return list(tx.execute(job_sql.LIST_OWNERS).scalars())

@@ -1,0 +1,198 @@
+"""Runs the migrations from Python, from a checkout and from an installed wheel alike.
+
+Nothing here needs an ``alembic.ini``, changes the working directory, or touches the host's logging.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, inspect
+
+from tinycortex.config import DatabaseSettings
+from tinycortex.db import Database
+from tinycortex.errors import SchemaError, SchemaMissingError, SchemaOutdatedError
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+    from alembic.runtime.environment import EnvironmentContext
+
+__all__ = ["HEAD", "VERSION_TABLE", "check", "current", "sql", "stamp", "upgrade", "downgrade", "verify"]
+
+HEAD = "0002"
+"""The newest revision. Written out so that opening a database need not load Alembic; a test keeps it true."""
+
+VERSION_TABLE = "tinycortex_alembic_version"
+"""Our own version table, so that a host application's Alembic may live in the same database."""
+
+# Alembic keeps its environment in module globals, so one process runs one migration at a time.
+_one_at_a_time = threading.Lock()
+
+
+def upgrade(url: str, revision: str = "head") -> None:
+    """Bring the database to ``revision``, creating it when there is none; at head already, do nothing.
+
+    All revisions run in one transaction. A file that another program made is adopted with all its rows.
+
+    Raises:
+        ConfigurationError: the URL cannot serve as a queue.
+        SchemaError: the tables that are there cannot be adopted, or there is no such revision.
+        StorageError: the database could not do its work.
+    """
+    _run(url, "upgrade", revision)
+
+
+def downgrade(url: str, revision: str) -> None:
+    """Take the database back to ``revision``. Contract tables and all their rows stay, even at ``base``."""
+    _run(url, "downgrade", revision)
+
+
+def stamp(url: str, revision: str = "head") -> None:
+    """Record ``revision`` without running anything, for a database that was set up by other means."""
+    _run(url, "stamp", revision)
+
+
+def current(url: str) -> str | None:
+    """Return the revision that the database is at, or None when it has none. Creates nothing."""
+    database = Database(DatabaseSettings(url=url))
+    try:
+        return _find_revision(database)
+    finally:
+        database.dispose()
+
+
+def verify(database: Database) -> None:
+    """Raise unless the database is at :data:`HEAD`.
+
+    Raises:
+        SchemaMissingError: there is no schema of ours yet.
+        SchemaOutdatedError: it is at another revision.
+        StorageError: the database could not do its work.
+    """
+    revision = _find_revision(database)
+    if revision is None:
+        raise SchemaMissingError(f"database {database.masked_url} has no tinycortex schema; run: tinycortex db upgrade")
+    if revision != HEAD:
+        raise SchemaOutdatedError(
+            f"database {database.masked_url} is at revision {revision}, this tinycortex needs {HEAD}; "
+            "run: tinycortex db upgrade (or install the tinycortex that wrote it)"
+        )
+
+
+def check(url: str) -> list[str]:
+    """Return what differs between the database and the models, a line each; empty when nothing does.
+
+    Tables and columns that we do not know are no difference: they belong to other programs.
+    """
+    from alembic.autogenerate import compare_metadata  # noqa: PLC0415 - see HEAD
+    from alembic.migration import MigrationContext  # noqa: PLC0415 - see HEAD
+
+    from tinycortex.models import Base  # noqa: PLC0415 - see HEAD
+    from tinycortex.schema.adoption import find_index_faults  # noqa: PLC0415 - see HEAD
+
+    database = Database(DatabaseSettings(url=url))
+    try:
+        verify(database)
+        with database.reading() as session:
+            connection = session.connection()
+            context = MigrationContext.configure(connection, opts=_comparison_options())
+            differences = [repr(difference) for difference in compare_metadata(context, Base.metadata)]
+            return differences + find_index_faults(connection, Base.metadata)
+    finally:
+        database.dispose()
+
+
+def sql(url: str, revisions: str = "base:head") -> str:
+    """Return the SQL of ``revisions`` (``from:to``, or one end) without connecting to any database."""
+    return _run(url, "upgrade", revisions, offline=True)
+
+
+@contextmanager
+def connect_for_migrations(url: str) -> Iterator[Connection]:
+    """Open the one transaction that revisions run in; on SQLite it holds the write lock from its start."""
+    database = Database(DatabaseSettings(url=url))
+    try:
+        with database.transaction() as session:
+            yield session.connection()
+    finally:
+        database.dispose()
+
+
+def configure_and_run(context: "EnvironmentContext", **where: Any) -> None:
+    """Run the revisions that ``context`` (Alembic's, from ``migrations/env.py``) was asked for."""
+    context.configure(
+        **where,
+        **_comparison_options(),
+        transactional_ddl=True,
+        literal_binds=context.is_offline_mode(),
+        dialect_opts={"paramstyle": "named"},
+    )
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+def _comparison_options() -> dict[str, Any]:
+    from tinycortex.models import Base  # noqa: PLC0415 - see HEAD
+
+    def include_object(_item: object, _name: str | None, kind: str, reflected: bool, twin: object) -> bool:  # noqa: FBT001 - Alembic's signature
+        # What only the database has belongs to a host or to another program. An adopted file may lack our
+        # foreign keys, which SQLite cannot add without rebuilding the table.
+        return kind != "foreign_key_constraint" and not (reflected and twin is None)
+
+    return {
+        "target_metadata": Base.metadata,
+        "version_table": VERSION_TABLE,
+        "include_name": lambda name, kind, _parents: kind != "table" or name in Base.metadata.tables,
+        "include_object": include_object,
+    }
+
+
+def _run(url: str, command: str, revision: str, *, offline: bool = False) -> str:
+    from alembic import command as commands  # noqa: PLC0415 - see HEAD
+    from alembic.util import CommandError  # noqa: PLC0415 - see HEAD
+
+    script = StringIO()
+    config = _config(script)
+    run = getattr(commands, command)
+    try:
+        with _one_at_a_time:
+            if offline:
+                config.attributes["quiet"] = True
+                config.set_main_option("sqlalchemy.url", url.replace("%", "%%"))
+                run(config, revision, sql=True)
+                return script.getvalue()
+            with connect_for_migrations(url) as connection:
+                config.attributes["connection"] = connection
+                run(config, revision)
+                return ""
+    except CommandError as error:
+        raise SchemaError(f"cannot {command} to {revision!r}: {error}") from error
+
+
+def _config(script: StringIO) -> "Config":
+    from alembic.config import Config  # noqa: PLC0415 - see HEAD
+
+    config = Config(stdout=StringIO(), output_buffer=script)
+    config.set_main_option("script_location", str(_migrations_folder()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _migrations_folder() -> Path:
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "migrations"  # an installed wheel
+    return inside if inside.is_dir() else package.parent / "migrations"  # a checkout
+
+
+def _find_revision(database: Database) -> str | None:
+    if not database.exists():
+        return None
+    with database.reading() as session:
+        connection = session.connection()
+        if not inspect(connection).has_table(VERSION_TABLE):
+            return None
+        row = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").first()  # noqa: S608 - a constant
+        return None if row is None else str(row[0])

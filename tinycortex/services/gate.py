@@ -1,0 +1,119 @@
+"""The LLM gate: a fair counting semaphore that threads and coroutines share (spec: LLM concurrency)."""
+
+import asyncio
+import threading
+from collections import deque
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Self
+
+from tinycortex.domain import policy
+
+
+class Permit:
+    """One slot of a gate, given back by :meth:`release`, at the end of ``with`` or ``async with``, or when dropped."""
+
+    def __init__(self, gate: "LlmGate") -> None:
+        self._gate: LlmGate | None = gate
+
+    def release(self) -> None:
+        """Give the slot back; a second call does nothing."""
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate._give_back()  # noqa: SLF001 - a permit is the gate's other half
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()
+
+
+class LlmGate:
+    """Lets at most ``permits`` LLM-bound handlers run at a time in one process.
+
+    Waiters are served in the order of their arrival, threads and coroutines alike. One that gives up,
+    or is cancelled at the very moment it is served, loses no permit.
+
+    Args:
+        permits: how many; zero is read as one, so that the gate can never stop the only worker.
+    """
+
+    def __init__(self, permits: int = policy.DEFAULT_LLM_PERMITS) -> None:
+        self.permits = max(permits, 1)
+        self._free = self.permits
+        self._waiters: deque[Future[None]] = deque()
+        self._lock = threading.Lock()
+
+    @property
+    def available(self) -> int:
+        """Return how many permits are free now."""
+        return self._free
+
+    def try_acquire(self) -> Permit | None:
+        """Take a permit, or return None at once when none is free."""
+        with self._lock:
+            if self._free == 0:
+                return None
+            self._free -= 1
+        return Permit(self)
+
+    def acquire(self, timeout_s: float | None = None) -> Permit:
+        """Take a permit, blocking this thread until one is free.
+
+        Raises:
+            TimeoutError: none was free within ``timeout_s`` seconds.
+        """
+        waiter = self._join()
+        try:
+            waiter.result(timeout_s)
+        except BaseException:
+            self._leave(waiter)
+            raise
+        return Permit(self)
+
+    async def acquire_async(self) -> Permit:
+        """Take a permit, waiting without blocking the event loop."""
+        waiter = self._join()
+        try:
+            await asyncio.wrap_future(waiter)
+        except BaseException:
+            self._leave(waiter)
+            raise
+        return Permit(self)
+
+    def _join(self) -> Future[None]:
+        waiter: Future[None] = Future()
+        with self._lock:
+            if self._free > 0:
+                self._free -= 1
+                waiter.set_result(None)
+            else:
+                self._waiters.append(waiter)
+        return waiter
+
+    def _leave(self, waiter: Future[None]) -> None:
+        if not waiter.cancel():  # served already, so the permit is this waiter's to pass on
+            self._give_back()
+
+    def _give_back(self) -> None:
+        with self._lock:
+            while self._waiters:
+                waiter = self._waiters.popleft()
+                if waiter.set_running_or_notify_cancel():
+                    waiter.set_result(None)
+                    return
+            self._free += 1

@@ -1,0 +1,113 @@
+"""Settlement: the one place that makes a handler's plan happen, in one transaction."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import event
+from sqlalchemy.orm import Session
+
+from tinycortex.config import QueueSettings
+from tinycortex.db import Database
+from tinycortex.domain import policy
+from tinycortex.domain.clock import Clock
+from tinycortex.domain.failures import describe_error, find_failure
+from tinycortex.domain.jobs import Job
+from tinycortex.domain.outcomes import Defer, JobPlan
+from tinycortex.domain.redact import scrub_for_log
+from tinycortex.errors import InvalidInputError, JobFailure, StorageError
+from tinycortex.repositories.jobs import JobRepository
+from tinycortex.services.producer import Producer
+
+logger = logging.getLogger(__name__)
+
+
+class Settlement:
+    """Ends claims: the row's status, its follow-up jobs and the handler's writes commit together."""
+
+    def __init__(
+        self, database: Database, jobs: JobRepository, producer: Producer, settings: QueueSettings, clock: Clock
+    ) -> None:
+        self._database = database
+        self._jobs = jobs
+        self._producer = producer
+        self._settings = settings
+        self._clock = clock
+
+    def settle(self, job: Job, result: JobPlan | BaseException) -> bool:
+        """End the claim ``job`` with what its handler planned or raised.
+
+        Whatever the plan's own writes or follow-ups raise undoes the whole plan and fails the attempt.
+
+        Returns:
+            Whether it took effect; False when the claim was no longer held, and then nothing is written.
+
+        Raises:
+            StorageError: nothing was written; the claim still holds.
+        """
+        if not isinstance(result, JobPlan):
+            return self._fail(job, result)
+        try:
+            held = self._apply(job, result)
+        except StorageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the handler's own writes may raise anything
+            return self._fail(job, error)
+        if not held:
+            logger.warning("job %s: its claim was lost before it settled; nothing was written", job.id)
+        return held
+
+    def _apply(self, job: Job, plan: JobPlan) -> bool:
+        with self._database.transaction() as session:
+            # First the row: a stale holder writes nothing else, and learns it before its writes run.
+            if not self._end(job, plan, session):
+                return False
+            if plan.writes is not None:
+                with _no_commit(session):
+                    plan.writes(session)
+                    session.flush()
+            for follow_up in plan.follow_ups:
+                self._producer.enqueue(follow_up, session=session)
+        return True
+
+    def _end(self, job: Job, plan: JobPlan, session: Session) -> bool:
+        if not isinstance(plan, Defer):
+            return self._jobs.mark_done(job, session=session)
+        now_ms = self._clock.now_ms()
+        since_ms = job.deferred_since_ms
+        if not plan.progress and since_ms is not None and now_ms - since_ms > self._settings.max_defer_age_ms:
+            failure = JobFailure.unrecoverable(policy.REASON_DEFER_AGE)
+            message = f"deferred without progress since {since_ms} ms; last reason: {plan.reason}"
+            return self._jobs.mark_failed_typed(job, message, failure, session=session)
+        # A defer to now or to the past would spin, and a drain would never end.
+        until_ms = max(plan.until_ms, now_ms + self._settings.min_defer_ms)
+        return self._jobs.mark_deferred(job, until_ms, plan.reason, progress=plan.progress, session=session)
+
+    def _fail(self, job: Job, error: BaseException) -> bool:
+        message = describe_error(error)
+        held = self._jobs.mark_failed_typed(job, message, find_failure(error))
+        logger.warning(
+            "job %s (%s) attempt %d of %d failed%s: %s",
+            job.id,
+            job.kind,
+            job.attempts,
+            job.max_attempts,
+            "" if held else ", its claim was lost, nothing was written",
+            scrub_for_log(message),
+        )
+        return held
+
+
+@contextmanager
+def _no_commit(session: Session) -> Iterator[None]:
+    """Refuse a commit inside the block: it would save half a settlement. Savepoints are the handler's own."""
+
+    def refuse(committing: Session) -> None:
+        if not committing.in_nested_transaction():
+            raise InvalidInputError("writes= must not commit: its session commits with the settlement")
+
+    event.listen(session, "before_commit", refuse)
+    try:
+        yield
+    finally:
+        event.remove(session, "before_commit", refuse)
