@@ -151,7 +151,7 @@ class Cortex:
 
     def enqueue(
         self, job: NewJob, *, session: "Session | AsyncSession | None" = None
-    ) -> str | None | Awaitable[str | None]:
+    ) -> str | Awaitable[str | None] | None:
         """Insert ``job`` unless a ready or running row has its key; see :meth:`Producer.enqueue`.
 
         With a ``session``, of whatever engine on this database, the job commits with the caller's own
@@ -189,9 +189,7 @@ class Cortex:
             RegistrationError: the kind is retired, or cannot be registered.
             InvalidInputError: an argument is outside its contract.
         """
-        return self.registry.handler(
-            kind, payload=payload, rank=rank, llm_bound=llm_bound, max_attempts=max_attempts
-        )
+        return self.registry.handler(kind, payload=payload, rank=rank, llm_bound=llm_bound, max_attempts=max_attempts)
 
     # Work
 

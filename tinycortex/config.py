@@ -72,12 +72,16 @@ class MemorySettings(_Group):
     chunk_overlap: Annotated[float, Field(ge=0, le=0.5)] = Field(
         0.12, description="Share of a chunk that the next one repeats."
     )
-    admission_threshold: Annotated[float, Field(ge=0, le=1)] = Field(0.3, description="Least total score that admits a chunk.")
+    admission_threshold: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.3, description="Least total score that admits a chunk."
+    )
     input_token_budget: Annotated[int, Field(gt=0)] = Field(50_000, description="Tokens at which level 0 is sealed.")
     output_token_budget: Annotated[int, Field(gt=0)] = Field(5_000, description="Most tokens in one summary.")
     fan_out: Annotated[int, Field(ge=2)] = Field(10, description="Summaries at which a level above 0 is sealed.")
     tree_flush_age_secs: Seconds = Field(604_800, description="Age at which a buffer above level 0 is flushed (s).")
-    max_cascade_depth: Annotated[int, Field(ge=1, le=1_000)] = Field(32, description="Deepest level that a cascade seals.")
+    max_cascade_depth: Annotated[int, Field(ge=1, le=1_000)] = Field(
+        32, description="Deepest level that a cascade seals."
+    )
     embed_batch: Annotated[int, Field(gt=0, le=10_000)] = Field(64, description="Texts embedded by one job run.")
 
 
@@ -85,7 +89,11 @@ class Settings(BaseSettings):
     """All settings. Environment variables fill what the caller leaves out."""
 
     model_config = SettingsConfigDict(
-        env_prefix="TINYCORTEX_", env_nested_delimiter="__", frozen=True, extra="forbid", validate_default=True
+        env_prefix="TINYCORTEX_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
     )
 
     database: DatabaseSettings = DatabaseSettings()

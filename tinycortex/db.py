@@ -87,4 +87,6 @@ class Database:
             kind = self._dialect.classify(error)
             if kind is None:
                 raise
-            raise kind(f"database {self.masked_url}: {error.orig if isinstance(error, DBAPIError) else error}") from error
+            raise kind(
+                f"database {self.masked_url}: {error.orig if isinstance(error, DBAPIError) else error}"
+            ) from error

@@ -87,7 +87,7 @@ class FailureClass(StrEnum):
     UNRECOVERABLE = "unrecoverable"
 
 
-class JobFailure(TinycortexError):
+class JobFailure(TinycortexError):  # noqa: N818 - the specification's name
     """A handler's typed failure, found by the worker however deeply it is wrapped (spec: Typed failures).
 
     Args:

@@ -20,7 +20,11 @@ REAL = sa.Double().with_variant(sa.REAL(), "sqlite")
 def text(name: str, default: str | None = None, *, primary_key: bool = False) -> sa.Column[str]:
     """Return a TEXT column that is never null."""
     return sa.Column(
-        name, sa.Text(), nullable=False, primary_key=primary_key, server_default=None if default is None else sa.text(f"'{default}'")
+        name,
+        sa.Text(),
+        nullable=False,
+        primary_key=primary_key,
+        server_default=None if default is None else sa.text(f"'{default}'"),
     )
 
 

@@ -25,7 +25,12 @@ def upgrade() -> None:
         sa.Column("deferred_since_ms", WHOLE, nullable=True),
         sa.Column("heals", WHOLE, nullable=False, server_default=sa.text("0")),
     )
-    ensure_index("idx_mem_tree_jobs_claim", "mem_tree_jobs", ["kind", "available_at_ms", "id"], where="status = 'ready'")
+    ensure_index(
+        "idx_mem_tree_jobs_claim",
+        "mem_tree_jobs",
+        ["kind", "available_at_ms", "id"],
+        where="status = 'ready'",
+    )
 
 
 def downgrade() -> None:

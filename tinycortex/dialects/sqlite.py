@@ -101,7 +101,11 @@ class SQLiteDialect:
         engine = create_engine(
             settings.url,
             # The driver's own transactions start late, as readers that must upgrade; ours start as writers.
-            connect_args={"timeout": settings.busy_timeout_ms / 1000, "isolation_level": None, "check_same_thread": False},
+            connect_args={
+                "timeout": settings.busy_timeout_ms / 1000,
+                "isolation_level": None,
+                "check_same_thread": False,
+            },
         )
 
         @event.listens_for(engine, "connect")

@@ -70,7 +70,9 @@ class KindSpec:
         check_kind(self.kind)
         check_max_attempts(self.max_attempts)
         if not (isinstance(self.payload, type) and issubclass(self.payload, BaseModel)):
-            raise InvalidInputError(f"the payload of kind {self.kind!r} must be a pydantic model class, not {self.payload!r}")
+            raise InvalidInputError(
+                f"the payload of kind {self.kind!r} must be a pydantic model class, not {self.payload!r}"
+            )
         if isinstance(self.rank, bool) or not isinstance(self.rank, int):
             raise InvalidInputError(f"the rank of kind {self.kind!r} must be a whole number, not {self.rank!r}")
 
@@ -85,7 +87,9 @@ def check_kind(kind: object) -> str:
     if not isinstance(kind, str):
         raise InvalidInputError(f"a job kind is a string, not {type(kind).__name__}")
     if not kind or len(kind) > MAX_KIND_LENGTH or kind.split() != [kind]:
-        raise InvalidInputError(f"a job kind is a word of 1 to {MAX_KIND_LENGTH} characters without spaces, not {kind[:250]!r}")
+        raise InvalidInputError(
+            f"a job kind is a word of 1 to {MAX_KIND_LENGTH} characters without spaces, not {kind[:250]!r}"
+        )
     if is_retired_kind(kind):
         raise UnknownKindError(f"job kind {kind!r} is retired and can neither be enqueued nor registered")
     return check_text(str(kind))
@@ -99,7 +103,9 @@ def check_max_attempts(max_attempts: object) -> int:
 
 
 BUILTIN_KINDS: dict[JobKind, KindSpec] = {
-    spec_kind: KindSpec(kind=spec_kind.value, payload=payload, rank=rank, llm_bound=llm_bound, max_attempts=max_attempts)
+    spec_kind: KindSpec(
+        kind=spec_kind.value, payload=payload, rank=rank, llm_bound=llm_bound, max_attempts=max_attempts
+    )
     for spec_kind, payload, rank, llm_bound, max_attempts in (
         (JobKind.SEAL, payloads.SealPayload, 1, True, policy.DEFAULT_MAX_ATTEMPTS),
         (JobKind.FLUSH_STALE, payloads.FlushStalePayload, 2, False, policy.DEFAULT_MAX_ATTEMPTS),

@@ -173,7 +173,8 @@ def parse_payload(model: type[PayloadT], text: str) -> PayloadT:
         return model.model_validate_json(text)
     except ValidationError as error:
         faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc'])) or 'payload'}: {fault['msg']}" for fault in error.errors(include_url=False)
+            f"{'.'.join(map(str, fault['loc'])) or 'payload'}: {fault['msg']}"
+            for fault in error.errors(include_url=False)
         )
         raise PayloadError(f"{model.__name__}: {faults}") from error
 

@@ -12,9 +12,17 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     for pattern, flags, replacement in (
         # scheme://user:password@host; the password may itself hold an @, so the last one before the host counts.
         (r"(?P<keep>\b[a-z][a-z0-9+.-]{0,30}://)[^\s/?#\"'<>]{1,512}@", re.IGNORECASE, rf"\g<keep>{MASK}@"),
-        (r"(?P<keep>\bauthorization[\"']?\s{0,4}[:=]\s{0,4}[\"']?basic\s{1,4})[A-Za-z0-9+/=_-]+", re.IGNORECASE, rf"\g<keep>{MASK}"),
+        (
+            r"(?P<keep>\bauthorization[\"']?\s{0,4}[:=]\s{0,4}[\"']?basic\s{1,4})[A-Za-z0-9+/=_-]+",
+            re.IGNORECASE,
+            rf"\g<keep>{MASK}",
+        ),
         # A token has a digit or is long, so that the words "bearer token rejected" stay readable.
-        (r"(?P<keep>\bbearer\s{1,4})(?=\S*\d|\S{20})[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE, rf"\g<keep>{MASK}"),
+        (
+            r"(?P<keep>\bbearer\s{1,4})(?=\S*\d|\S{20})[A-Za-z0-9._~+/=-]{6,}",
+            re.IGNORECASE,
+            rf"\g<keep>{MASK}",
+        ),
         (r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*)?", 0, MASK),
         (r"\bsk-[A-Za-z0-9_-]{16,}", 0, MASK),
         (r"\bgh[pso]_[A-Za-z0-9]{20,}", 0, MASK),
@@ -35,6 +43,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 def mask_url(url: str) -> str:
     from sqlalchemy import make_url
+
     return make_url(url).render_as_string(hide_password=True)
 
 

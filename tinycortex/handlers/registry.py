@@ -55,7 +55,13 @@ class HandlerRegistry:
         self._registrations[spec.kind] = Registration(spec, handler)
 
     def handler(
-        self, kind: str, *, payload: type[BaseModel], rank: int = 4, llm_bound: bool = False, max_attempts: int = 5
+        self,
+        kind: str,
+        *,
+        payload: type[BaseModel],
+        rank: int = 4,
+        llm_bound: bool = False,
+        max_attempts: int = 5,
     ) -> Callable[[HandlerT], HandlerT]:
         """Return a decorator that registers a handler; the arguments are the fields of KindSpec."""
         spec = KindSpec(kind=kind, payload=payload, rank=rank, llm_bound=llm_bound, max_attempts=max_attempts)

@@ -1,6 +1,6 @@
 """The declarative base and the column types that both engines share (contract §1)."""
 
-from sqlalchemy import BigInteger, Double, Integer, MetaData, REAL
+from sqlalchemy import REAL, BigInteger, Double, Integer, MetaData
 from sqlalchemy.orm import DeclarativeBase
 
 WholeNumber = BigInteger().with_variant(Integer(), "sqlite")

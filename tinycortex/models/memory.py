@@ -92,7 +92,9 @@ class SummaryEmbeddingRow(Base):
 
     __tablename__ = "mem_tree_summary_embeddings"
 
-    summary_id: Mapped[str] = mapped_column(Text, ForeignKey("mem_tree_summaries.id", ondelete="CASCADE"), primary_key=True)
+    summary_id: Mapped[str] = mapped_column(
+        Text, ForeignKey("mem_tree_summaries.id", ondelete="CASCADE"), primary_key=True
+    )
     model_signature: Mapped[str] = mapped_column(Text, primary_key=True)
     vector: Mapped[bytes] = mapped_column(LargeBinary)
     dim: Mapped[int] = mapped_column(WholeNumber)

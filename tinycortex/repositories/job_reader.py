@@ -16,7 +16,7 @@ _STATUSES = {status.value: status for status in JobStatus}
 
 def job_of(row: Row[tuple[object, ...]]) -> Job:
     """Return the snapshot of one row that holds every column."""
-    values = dict(row._mapping)
+    values = dict(row._mapping)  # noqa: SLF001 - public in SQLAlchemy, for all its underscore
     # A word that we do not know was written by another program; it is shown, never guessed at.
     values["status"] = _STATUSES.get(values["status"], values["status"])
     return Job(**{name: values[name] for name in Job.__dataclass_fields__})
@@ -89,7 +89,9 @@ class JobReader:
     def count_failed_unrecoverable(self, *, session: Session | None = None) -> int:
         """Count the failed rows that are parked because retrying cannot help (spec: Typed failures)."""
         failed = self.count_failed(session=session)
-        return sum(jobs for (_reason, failure_class), jobs in failed.items() if failure_class == FailureClass.UNRECOVERABLE)
+        return sum(
+            jobs for (_reason, failure_class), jobs in failed.items() if failure_class == FailureClass.UNRECOVERABLE
+        )
 
     def find_next_ready_at(self, kinds: Iterable[str], *, session: Session | None = None) -> int | None:
         """Return the earliest ``available_at_ms`` of the ready rows of ``kinds``, or None when there are none."""

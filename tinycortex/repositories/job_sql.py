@@ -40,7 +40,7 @@ def claim(kinds: Iterable[KindSpec]) -> TextClause:
 @lru_cache(maxsize=64)
 def _claim(ranked_kinds: tuple[tuple[str, int], ...]) -> TextClause:
     probes = " UNION ALL ".join(
-        f"SELECT * FROM (SELECT {rank:d} AS kind_rank, available_at_ms, id FROM mem_tree_jobs "  # noqa: S608 - a whole number
+        f"SELECT * FROM (SELECT {rank:d} AS kind_rank, available_at_ms, id FROM mem_tree_jobs "
         f"WHERE status = 'ready' AND kind = :kind_{number} AND available_at_ms <= :now_ms "
         f"ORDER BY available_at_ms, id LIMIT 1) AS probe_{number}"
         for number, (_kind, rank) in enumerate(ranked_kinds)
@@ -52,7 +52,7 @@ def _claim(ranked_kinds: tuple[tuple[str, int], ...]) -> TextClause:
             started_at_ms = :now_ms, locked_until_ms = :locked_until_ms, last_error = NULL
         WHERE id = (SELECT id FROM ({probes}) AS probes ORDER BY kind_rank, available_at_ms, id LIMIT 1)
         RETURNING {COLUMNS}
-        """  # noqa: S608 - composed of constants; kinds are bound
+        """
     ).bindparams(*(bindparam(f"kind_{number}", kind) for number, (kind, _rank) in enumerate(ranked_kinds)))
 
 
@@ -70,7 +70,7 @@ MARK_DONE = text(
     SET status = 'done', completed_at_ms = :now_ms, last_error = NULL, failure_reason = NULL, failure_class = NULL,
         deferred_since_ms = NULL, {_FREE}
     {_HELD}
-    """  # noqa: S608 - composed of constants
+    """
 )
 
 MARK_RETRY = text(
@@ -79,7 +79,7 @@ MARK_RETRY = text(
     SET status = 'ready', available_at_ms = :available_at_ms, last_error = :last_error,
         failure_reason = NULL, failure_class = NULL, {_FREE}
     {_HELD}
-    """  # noqa: S608 - composed of constants
+    """
 )
 
 MARK_FAILED = text(
@@ -88,7 +88,7 @@ MARK_FAILED = text(
     SET status = 'failed', completed_at_ms = :now_ms, last_error = :last_error,
         failure_reason = :failure_reason, failure_class = :failure_class, {_FREE}
     {_HELD}
-    """  # noqa: S608 - composed of constants
+    """
 )
 
 # A defer gives its attempt back; it began deferring when it first did, unless it now reports progress.
@@ -99,7 +99,7 @@ MARK_DEFERRED = text(
         last_error = :last_error,
         deferred_since_ms = CASE WHEN :progress = 1 THEN NULL ELSE COALESCE(deferred_since_ms, :now_ms) END, {_FREE}
     {_HELD}
-    """  # noqa: S608 - composed of constants
+    """
 )
 
 _GIVE_BACK = f"SET status = 'ready', attempts = attempts - 1, started_at_ms = NULL, {_FREE}"
@@ -119,14 +119,16 @@ _RECOVER = f"""
         failure_class = CASE WHEN attempts >= max_attempts THEN 'unrecoverable' END,
         last_error = CASE WHEN last_error IS NULL OR last_error = '' THEN '{policy.NOTE_RECOVERED}' ELSE last_error END,
         {_FREE}
-    """  # noqa: S608 - composed of constants
+    """
 
 # A running row without a lease is nobody's: without this it would run for ever.
 _EXPIRED = "status = 'running' AND (locked_until_ms < :now_ms OR locked_until_ms IS NULL)"
 
 RECOVER_EXPIRED = text(f"{_RECOVER} WHERE {_EXPIRED}")
 
-RECOVER_OWNED = text(f"{_RECOVER} WHERE status = 'running' AND locked_by IN :worker_ids").bindparams(bindparam("worker_ids", expanding=True))
+RECOVER_OWNED = text(f"{_RECOVER} WHERE status = 'running' AND locked_by IN :worker_ids").bindparams(
+    bindparam("worker_ids", expanding=True)
+)
 
 LIST_OWNERS = text("SELECT DISTINCT locked_by FROM mem_tree_jobs WHERE status = 'running' AND locked_by IS NOT NULL")
 
@@ -169,24 +171,24 @@ def _requeue(eligible: str, due: str, heals: str) -> Requeue:
                ROW_NUMBER() OVER (PARTITION BY dedupe_key ORDER BY created_at_ms DESC, id DESC) AS age,
                FIRST_VALUE({due}) OVER (PARTITION BY dedupe_key ORDER BY created_at_ms DESC, id DESC) AS newest_due
         FROM mem_tree_jobs WHERE status = 'failed' AND dedupe_key IS NOT NULL AND {eligible}
-        """  # noqa: S608 - composed of constants
-    unblocked = f"""
+        """
+    unblocked = """
         newest_due = 1 AND NOT EXISTS (
             SELECT 1 FROM mem_tree_jobs AS active
             WHERE active.dedupe_key = ranked.dedupe_key AND active.status IN ('ready', 'running'))
-        """  # noqa: S608 - composed of constants
+        """
     supersede = f"""
         UPDATE mem_tree_jobs SET status = 'cancelled', failure_reason = '{policy.REASON_SUPERSEDED}'
         WHERE id IN (SELECT id FROM ({ranked}) AS ranked WHERE age > 1 AND {unblocked})
-        """  # noqa: S608 - composed of constants
+        """
     revive = f"""
         UPDATE mem_tree_jobs
         SET status = 'ready', attempts = 0, available_at_ms = :now_ms, heals = {heals}, last_error = NULL,
             failure_reason = NULL, failure_class = NULL, completed_at_ms = NULL, deferred_since_ms = NULL, {_FREE}
         WHERE status = 'failed' AND {eligible} AND {due} = 1
           AND (dedupe_key IS NULL OR id IN (SELECT id FROM ({ranked}) AS ranked WHERE age = 1 AND {unblocked}))
-        """  # noqa: S608 - composed of constants
-    count_left = f"SELECT COUNT(*) FROM mem_tree_jobs WHERE status = 'failed' AND {eligible} AND {due} = 1"  # noqa: S608 - as above
+        """
+    count_left = f"SELECT COUNT(*) FROM mem_tree_jobs WHERE status = 'failed' AND {eligible} AND {due} = 1"
     return Requeue(text(supersede), text(revive), text(count_left))
 
 
@@ -206,10 +208,10 @@ COUNT_FAILED = text(
     "GROUP BY failure_reason, failure_class"
 )
 
-NEXT_READY_AT = text("SELECT MIN(available_at_ms) FROM mem_tree_jobs WHERE status = 'ready' AND kind IN :kinds").bindparams(
-    bindparam("kinds", expanding=True)
-)
+NEXT_READY_AT = text(
+    "SELECT MIN(available_at_ms) FROM mem_tree_jobs WHERE status = 'ready' AND kind IN :kinds"
+).bindparams(bindparam("kinds", expanding=True))
 
 OLDEST_READY_AT = text("SELECT MIN(available_at_ms) FROM mem_tree_jobs WHERE status = 'ready'")
 
-COUNT_EXPIRED = text(f"SELECT COUNT(*) FROM mem_tree_jobs WHERE {_EXPIRED}")  # noqa: S608 - composed of constants
+COUNT_EXPIRED = text(f"SELECT COUNT(*) FROM mem_tree_jobs WHERE {_EXPIRED}")

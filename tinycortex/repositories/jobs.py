@@ -191,9 +191,7 @@ class JobRepository(JobReader):
 
     def recover_owned(self, worker_ids: Iterable[str], *, session: Session | None = None) -> int:
         """Free every row held by workers that are known to be dead, as if their leases were over."""
-        return self._execute(
-            job_sql.RECOVER_OWNED, session, now_ms=self._clock.now_ms(), worker_ids=list(worker_ids)
-        )
+        return self._execute(job_sql.RECOVER_OWNED, session, now_ms=self._clock.now_ms(), worker_ids=list(worker_ids))
 
     # Requeue
 

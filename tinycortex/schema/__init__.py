@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from alembic.runtime.environment import EnvironmentContext
 
-__all__ = ["HEAD", "VERSION_TABLE", "check", "current", "sql", "stamp", "upgrade", "downgrade", "verify"]
+__all__ = ["HEAD", "VERSION_TABLE", "check", "current", "downgrade", "sql", "stamp", "upgrade", "verify"]
 
 HEAD = "0002"
 """The newest revision. Written out so that opening a database need not load Alembic; a test keeps it true."""
@@ -137,7 +137,7 @@ def configure_and_run(context: "EnvironmentContext", **where: Any) -> None:
 def _comparison_options() -> dict[str, Any]:
     from tinycortex.models import Base  # noqa: PLC0415 - see HEAD
 
-    def include_object(_item: object, _name: str | None, kind: str, reflected: bool, twin: object) -> bool:  # noqa: FBT001 - Alembic's signature
+    def include_object(_item: object, _name: str | None, kind: str, reflected: bool, twin: object) -> bool:
         # What only the database has belongs to a host or to another program. An adopted file may lack our
         # foreign keys, which SQLite cannot add without rebuilding the table.
         return kind != "foreign_key_constraint" and not (reflected and twin is None)

@@ -43,7 +43,9 @@ def add_columns(table: str, *columns: sa.Column[object]) -> None:
         add_missing_columns(table, *columns)
 
 
-def ensure_index(name: str, table: str, columns: Sequence[str], *, unique: bool = False, where: str | None = None) -> None:
+def ensure_index(
+    name: str, table: str, columns: Sequence[str], *, unique: bool = False, where: str | None = None
+) -> None:
     """Create an index; one of that name with another meaning is made anew.
 
     Raises:
@@ -54,7 +56,13 @@ def ensure_index(name: str, table: str, columns: Sequence[str], *, unique: bool 
     predicate = None if where is None else sa.text(where)
     try:
         op.create_index(
-            name, table, list(columns), unique=unique, if_not_exists=True, sqlite_where=predicate, postgresql_where=predicate
+            name,
+            table,
+            list(columns),
+            unique=unique,
+            if_not_exists=True,
+            sqlite_where=predicate,
+            postgresql_where=predicate,
         )
     except sa.exc.IntegrityError as error:
         raise SchemaError(
@@ -82,7 +90,13 @@ def find_index_faults(connection: sa.Connection, metadata: sa.MetaData) -> list[
 
 
 def find_index_fault(
-    connection: sa.Connection, name: str, table: str, columns: Sequence[str], *, unique: bool, where: str | None
+    connection: sa.Connection,
+    name: str,
+    table: str,
+    columns: Sequence[str],
+    *,
+    unique: bool,
+    where: str | None,
 ) -> str | None:
     """Return what is wrong with one index, or None. Autogenerate would not see a differing predicate."""
     found = next((index for index in sa.inspect(connection).get_indexes(table) if index["name"] == name), None)

@@ -44,9 +44,7 @@ class LoopThread:
             # A thread does not cross a fork; its loop would wait for ever.
             if self._loop is None or self._process != os.getpid():
                 self._loop, self._process = asyncio.new_event_loop(), os.getpid()
-                self._thread = threading.Thread(
-                    target=_serve, args=(self._loop,), name="tinycortex-loop", daemon=True
-                )
+                self._thread = threading.Thread(target=_serve, args=(self._loop,), name="tinycortex-loop", daemon=True)
                 self._thread.start()
             return self._loop
 

@@ -31,7 +31,7 @@ class Producer:
 
     def enqueue(
         self, job: NewJob, *, session: "Session | AsyncSession | None" = None
-    ) -> str | None | Awaitable[str | None]:
+    ) -> str | Awaitable[str | None] | None:
         """Insert ``job`` unless a ready or running row has its key.
 
         A kind without a handler in this process is let through: another process may run it. A kind with

@@ -26,7 +26,12 @@ class Settlement:
     """Ends claims: the row's status, its follow-up jobs and the handler's writes commit together."""
 
     def __init__(
-        self, database: Database, jobs: JobRepository, producer: Producer, settings: QueueSettings, clock: Clock
+        self,
+        database: Database,
+        jobs: JobRepository,
+        producer: Producer,
+        settings: QueueSettings,
+        clock: Clock,
     ) -> None:
         self._database = database
         self._jobs = jobs
