@@ -16,7 +16,7 @@ from tinycortex.domain.clock import Clock, SystemClock
 from tinycortex.domain.decisions import AppendDecision, ExtractDecision, ReembedProgress, StaleBuffer
 from tinycortex.domain.failures import find_failure
 from tinycortex.domain.jobs import Job, JobStatus, NewJob
-from tinycortex.domain.kinds import RETIRED_JOB_KINDS, JobKind, KindSpec, is_retired_kind
+from tinycortex.domain.kinds import RETIRED_JOB_KINDS, JobKind, KindSpec, OnDuplicate, is_retired_kind
 from tinycortex.domain.outcomes import Defer, Done, JobOutcome, JobPlan
 from tinycortex.domain.payloads import (
     AppendBufferPayload,
@@ -49,6 +49,7 @@ from tinycortex.errors import (
     InvalidInputError,
     JobFailure,
     JobNotFoundError,
+    LeaseLostError,
     PayloadError,
     RegistrationError,
     SchemaError,
@@ -103,9 +104,11 @@ __all__ = [
     "JobStatus",
     "KindSpec",
     "LeafRef",
+    "LeaseLostError",
     "LlmGate",
     "NewJob",
     "NodeRef",
+    "OnDuplicate",
     "Payload",
     "PayloadError",
     "Permit",

@@ -2,10 +2,10 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, overload
+from typing import TYPE_CHECKING, Self, Unpack, overload
 
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
@@ -14,10 +14,10 @@ from tinycortex import schema
 from tinycortex.config import Settings, load_settings
 from tinycortex.db import Database
 from tinycortex.delegates import QueueDelegates
-from tinycortex.domain import policy
 from tinycortex.domain.clock import Clock, SystemClock
-from tinycortex.domain.jobs import Job, NewJob
-from tinycortex.domain.kinds import KindSpec
+from tinycortex.domain.jobs import TERMINAL_STATUSES, Job, JobStatus, NewJob
+from tinycortex.domain.kinds import KindOptions, KindSpec
+from tinycortex.errors import StorageError
 from tinycortex.handlers.builtin import register_builtin_handlers
 from tinycortex.handlers.registry import HandlerRegistry, HandlerT
 from tinycortex.memory.delegates import MemoryDelegates
@@ -33,6 +33,7 @@ from tinycortex.services.portal import LoopThread
 from tinycortex.services.producer import Producer
 from tinycortex.services.settlement import Settlement
 from tinycortex.worker.drain import Drain
+from tinycortex.worker.heartbeat import Heartbeat
 from tinycortex.worker.loop import WorkerLoop
 from tinycortex.worker.step import WorkerStep
 
@@ -60,26 +61,33 @@ class Cortex:
         self.settings = settings
         self.clock = clock or SystemClock()
         self.database = Database(settings.database)
-        self.jobs = JobRepository(self.database, self.clock, retry_jitter=settings.queue.retry_jitter)
         self.registry = HandlerRegistry()
         register_builtin_handlers(self.registry)
+        self.jobs = JobRepository(
+            self.database,
+            self.clock,
+            find_spec=self.registry.find_spec,
+            retry_jitter=settings.queue.retry_jitter,
+        )
         self.llm_gate = LlmGate(settings.queue.llm_permits)
         self.ingestor = Ingestor(self.database, self.jobs, settings.memory, self.clock)
         self.delegates = delegates or MemoryDelegates(self.database, settings.memory, self.clock)
         self._portal = LoopThread()
+        self._heartbeat = Heartbeat(self.jobs, beat_ms=settings.worker.heartbeat_ms)
         self._producer = Producer(self.jobs, self.registry)
-        self._maintenance = Maintenance(self.database, self.jobs, self._producer, self.clock)
+        self._maintenance = Maintenance(self.database, self.jobs, self._producer, self.registry, self.clock)
         self._scheduler = Scheduler(self._maintenance, settings.scheduler)
         self._backfill = Backfill(self._producer, self.delegates)
         self._inspection = Inspection(self.database, self.jobs, self.registry, self.clock)
         self._step = WorkerStep(
             jobs=self.jobs,
             registry=self.registry,
-            dispatcher=Dispatcher(self.registry, self.delegates, self.clock),
+            dispatcher=Dispatcher(self.registry, self.jobs, self.delegates, self.clock),
             settlement=Settlement(self.database, self.jobs, self._producer, settings.queue, self.clock),
             gate=self.llm_gate,
             presence=self.database.presence,
             portal=self._portal,
+            heartbeat=self._heartbeat,
             settings=settings.queue,
         )
         self._drain = Drain(self._step, self.jobs, self.registry, self.clock)
@@ -125,7 +133,10 @@ class Cortex:
         return cls.open(settings.database.url, settings=settings)
 
     def close(self) -> None:
-        """Stop the loop thread, withdraw this worker and close every connection."""
+        """Write what could not be written before, end the threads, withdraw the worker, close all connections."""
+        with suppress(StorageError):  # what stays unwritten is run again after its lease
+            self._step.settle_kept()
+        self._heartbeat.close()
         self._portal.close()
         self.database.dispose()
 
@@ -167,6 +178,14 @@ class Cortex:
         """
         return self._producer.enqueue(job, session=session)
 
+    def enqueue_many(self, jobs: Iterable[NewJob], *, session: Session | None = None) -> list[str | None]:
+        """Insert many jobs in one transaction; see :meth:`JobRepository.enqueue_many`.
+
+        Returns:
+            For each job, in the order given, the new row's id or None when an active twin suppressed it.
+        """
+        return self._producer.enqueue_many(jobs, session=session)
+
     def enqueue_tx(self, session: Session, job: NewJob) -> str | None:
         """Insert ``job`` in the caller's transaction; see :meth:`enqueue`."""
         return self._producer.enqueue(job, session=session)
@@ -174,22 +193,21 @@ class Cortex:
     # Handle
 
     def handler(
-        self,
-        kind: str,
-        *,
-        payload: type[BaseModel],
-        rank: int = 4,
-        llm_bound: bool = False,
-        max_attempts: int = policy.DEFAULT_MAX_ATTEMPTS,
+        self, kind: str, *, payload: type[BaseModel], **options: Unpack[KindOptions]
     ) -> Callable[[HandlerT], HandlerT]:
-        """Return a decorator that registers the handler of ``kind``; see :class:`KindSpec` for the rest.
+        """Return a decorator that registers the handler of ``kind``.
+
+        Args:
+            kind: the word in ``mem_tree_jobs.kind``.
+            payload: the pydantic model of its payload.
+            **options: the other fields of :class:`KindSpec`, such as ``max_attempts`` and ``timeout_s``.
 
         Raises:
             DuplicateKindError: the kind has a handler already; the built-in ones are taken.
             RegistrationError: the kind is retired, or cannot be registered.
             InvalidInputError: an argument is outside its contract.
         """
-        return self.registry.handler(kind, payload=payload, rank=rank, llm_bound=llm_bound, max_attempts=max_attempts)
+        return self.registry.handler(kind, payload=payload, **options)
 
     # Work
 
@@ -261,6 +279,25 @@ class Cortex:
     def requeue_transient_failed(self) -> Requeued:
         """Make every failed row ready again that is not classed unrecoverable."""
         return self.jobs.requeue_transient_failed()
+
+    def cancel(self, job_id: str) -> JobStatus:
+        """Cancel a ready job at once, or ask the holder of a running one to stop; see :meth:`JobRepository.cancel`.
+
+        Returns:
+            ``cancelled``, or ``running`` while the holder has yet to end.
+
+        Raises:
+            JobNotFoundError: there is no such row.
+            InvalidInputError: the row has settled already.
+        """
+        return self.jobs.cancel(job_id)
+
+    def purge(self, older_than_ms: int, statuses: Iterable[JobStatus] = TERMINAL_STATUSES) -> int:
+        """Delete settled rows that completed more than ``older_than_ms`` ago; return how many.
+
+        Rows whose key has something to say yet, such as the flush of the current block, stay.
+        """
+        return self._maintenance.purge(older_than_ms, statuses)
 
     def purge_retired_jobs(self) -> int:
         """Delete every row of a retired kind."""

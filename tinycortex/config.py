@@ -48,7 +48,7 @@ class QueueSettings(_Group):
 
 
 class WorkerSettings(_Group):
-    """Pauses of the worker's loop, by what it met (ms)."""
+    """Pauses of the worker's loop, by what it met, and its heartbeat (ms)."""
 
     idle_ms: Milliseconds = Field(250, description="Pause when nothing is due.")
     busy_ms: Milliseconds = Field(100, description="Pause after a busy database.")
@@ -56,6 +56,9 @@ class WorkerSettings(_Group):
     disk_full_ms: Milliseconds = Field(30_000, description="Pause after a full disk.")
     host_io_ms: Milliseconds = Field(30_000, description="Pause after an I/O fault of the host.")
     other_ms: Milliseconds = Field(500, description="Pause after any other storage fault.")
+    heartbeat_ms: Annotated[int, Field(ge=10, le=60_000)] = Field(
+        1_000, description="How often the claims of running handlers are looked after (ms)."
+    )
 
 
 class SchedulerSettings(_Group):
@@ -63,6 +66,8 @@ class SchedulerSettings(_Group):
 
     tick_s: Annotated[int, Field(gt=0, le=86_400)] = Field(600, description="Seconds between two ticks of a worker.")
     flush_max_age_secs: Seconds = Field(3_600, description="Age at which a level-0 buffer is flushed (s).")
+    keep_done_s: Seconds = Field(604_800, description="How long a done job is kept (s).")
+    keep_failed_s: Seconds = Field(2_592_000, description="How long a failed or cancelled job is kept (s).")
 
 
 class MemorySettings(_Group):

@@ -40,6 +40,10 @@ class JobNotFoundError(TinycortexError, LookupError):
     """No job has the given id."""
 
 
+class LeaseLostError(TinycortexError):
+    """A handler goes on although another worker may hold its job by now; what it plans will not be written."""
+
+
 class SourceError(TinycortexError):
     """A file cannot be ingested; other files of the same call are not affected."""
 

@@ -1,10 +1,16 @@
-"""The scheduler's tick: recover, flush, heal (spec: Scheduler helpers)."""
+"""The scheduler's tick: recover, flush, heal, purge (spec: Scheduler helpers)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tinycortex.config import SchedulerSettings
+from tinycortex.domain.jobs import JobStatus
+from tinycortex.errors import StorageError
 from tinycortex.repositories.jobs import Requeued
 from tinycortex.services.maintenance import Maintenance
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,11 +21,13 @@ class TickReport:
         recovered: rows freed from workers that are gone.
         flush_job_id: the flush enqueued for this 3-hour UTC block, or None when it had one.
         healed: failed rows tried again, superseded or blocked.
+        purged: settled rows deleted for their age.
     """
 
     recovered: int
     flush_job_id: str | None
     healed: Requeued
+    purged: int
 
 
 class Scheduler:
@@ -30,13 +38,38 @@ class Scheduler:
         self._settings = settings
 
     def tick(self) -> TickReport:
-        """Recover leases, enqueue the block's flush, heal transient failures.
+        """Recover leases, enqueue the block's flush, heal transient failures, purge what is old.
+
+        A step that the database fails does not stop the others.
 
         Raises:
-            StorageError: the database could not do its work; what was done before stays done.
+            StorageError: the first fault, after every step was tried.
         """
-        return TickReport(
-            recovered=self._maintenance.recover_stale_locks(),
-            flush_job_id=self._maintenance.enqueue_flush_stale(self._settings.flush_max_age_secs),
-            healed=self._maintenance.self_heal(),
+        faults: list[StorageError] = []
+        report = TickReport(
+            recovered=_attempt(self._maintenance.recover_stale_locks, 0, faults),
+            flush_job_id=_attempt(self._enqueue_flush, None, faults),
+            healed=_attempt(self._maintenance.self_heal, Requeued(revived=0, superseded=0, blocked=0), faults),
+            purged=_attempt(self._purge, 0, faults),
         )
+        if faults:
+            raise faults[0]
+        return report
+
+    def _enqueue_flush(self) -> str | None:
+        return self._maintenance.enqueue_flush_stale(self._settings.flush_max_age_secs)
+
+    def _purge(self) -> int:
+        ages = (
+            (self._settings.keep_done_s, [JobStatus.DONE]),
+            (self._settings.keep_failed_s, [JobStatus.FAILED, JobStatus.CANCELLED]),
+        )
+        return sum(self._maintenance.purge(age_s * 1000, statuses) for age_s, statuses in ages)
+
+
+def _attempt(step: Callable[[], T], otherwise: T, faults: list[StorageError]) -> T:
+    try:
+        return step()
+    except StorageError as error:
+        faults.append(error)
+        return otherwise

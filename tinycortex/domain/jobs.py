@@ -35,10 +35,10 @@ class JobStatus(StrEnum):
     @property
     def is_terminal(self) -> bool:
         """Tell whether no worker will touch the row again by itself."""
-        return self in _TERMINAL
+        return self in TERMINAL_STATUSES
 
 
-_TERMINAL = frozenset({JobStatus.DONE, JobStatus.FAILED, JobStatus.CANCELLED})
+TERMINAL_STATUSES = (JobStatus.DONE, JobStatus.FAILED, JobStatus.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,8 @@ class Job:
     locked_by: str | None
     deferred_since_ms: int | None
     heals: int
+    rerun_payload_json: str | None
+    cancel_requested_at_ms: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +122,7 @@ class NewJob:
                 a built-in kind.
             InvalidInputError: another field is outside its contract.
         """
-        spec = BUILTIN_KINDS.get(JobKind(kind)) if isinstance(kind, str) and kind in _BUILTIN_WORDS else None
+        spec = BUILTIN_KINDS.get(kind) if isinstance(kind, str) else None
         if spec is not None and not isinstance(payload, spec.payload):
             raise PayloadError(f"kind {kind!r} takes {spec.payload.__name__}, not {type(payload).__name__}")
         return cls(
@@ -169,9 +171,6 @@ class NewJob:
     def seal_document(cls, payload: SealDocumentPayload) -> Self:
         """Build the job that seals one version of a document."""
         return cls.of(JobKind.SEAL_DOCUMENT.value, payload, dedupe_key=payload.dedupe_key)
-
-
-_BUILTIN_WORDS = frozenset(kind.value for kind in JobKind)
 
 
 def check_payload_text(text: object) -> str:

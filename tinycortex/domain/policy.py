@@ -31,6 +31,7 @@ REASON_LEASE_EXPIRED = "lease_expired"
 REASON_MALFORMED_PAYLOAD = "malformed_payload"
 REASON_DEFER_AGE = "defer_age_exceeded"
 REASON_SUPERSEDED = "superseded"
+REASON_TIMEOUT = "timeout"
 NOTE_RECOVERED = "recovered_from_stale_lock"
 
 

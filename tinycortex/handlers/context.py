@@ -1,10 +1,65 @@
 """What a handler is given beside its payload."""
 
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from tinycortex.delegates import QueueDelegates
 from tinycortex.domain.clock import Clock
 from tinycortex.domain.jobs import Job
+from tinycortex.errors import LeaseLostError
+
+
+class RunSignals:
+    """What the outside tells a running handler; written by one thread, read by any.
+
+    Attributes:
+        lease_lost: another worker may hold the job.
+        cancel_requested: somebody asked the job to stop.
+        timed_out: the handler has run longer than its kind may.
+    """
+
+    def __init__(self) -> None:
+        self.lease_lost = False
+        self.cancel_requested = False
+        self.timed_out = False
+        self._lock = threading.Lock()
+        self._stop: Callable[[], object] | None = None
+        self._in_thread = False
+        self._after_thread: list[Callable[[], object]] = []
+
+    def request_cancel(self) -> None:
+        """Tell the handler to stop; an asynchronous one is cancelled at its next await."""
+        with self._lock:
+            first, self.cancel_requested = not self.cancel_requested, True
+            if first and self._stop is not None:
+                self._stop()
+
+    def stop_with(self, stop: Callable[[], object] | None) -> None:
+        """Set what stops the handler when a cancel is requested, or has been already."""
+        with self._lock:
+            self._stop = stop
+            if stop is not None and self.cancel_requested:
+                stop()
+
+    def enter_thread(self) -> None:
+        """Note that the handler runs in a thread, which nothing can stop."""
+        self._in_thread = True
+
+    def leave_thread(self) -> None:
+        """Note that the thread has ended, and do what waited for it."""
+        with self._lock:
+            self._in_thread = False
+            waiting, self._after_thread = self._after_thread, []
+        for callback in waiting:
+            callback()
+
+    def after_thread(self, callback: Callable[[], object]) -> bool:
+        """Have ``callback`` called when the handler's thread ends; False when there is none to wait for."""
+        with self._lock:
+            if self._in_thread:
+                self._after_thread.append(callback)
+            return self._in_thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,8 +70,30 @@ class JobContext:
         job: the claimed row.
         delegates: the heavy work of the built-in kinds.
         clock: the queue's clock.
+        signals: what the outside tells this run; the properties below read it.
     """
 
     job: Job
     delegates: QueueDelegates
     clock: Clock
+    signals: RunSignals = field(default_factory=RunSignals)
+
+    @property
+    def lease_lost(self) -> bool:
+        """Tell whether another worker may hold the job; what this run plans will then not be written."""
+        return self.signals.lease_lost
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Tell whether somebody asked the job to stop; it settles ``cancelled`` however this run ends."""
+        return self.signals.cancel_requested
+
+    @property
+    def timed_out(self) -> bool:
+        """Tell whether this run has taken longer than its kind may; it is a failed attempt already."""
+        return self.signals.timed_out
+
+    def raise_if_lease_lost(self) -> None:
+        """Raise :class:`LeaseLostError` when the lease is lost; call it before each costly outside effect."""
+        if self.signals.lease_lost:
+            raise LeaseLostError(f"the lease of job {self.job.id} is lost; stop, another worker may be running it")

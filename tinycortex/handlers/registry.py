@@ -2,11 +2,11 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from pydantic import BaseModel
 
-from tinycortex.domain.kinds import KindSpec
+from tinycortex.domain.kinds import KindOptions, KindSpec
 from tinycortex.domain.outcomes import JobPlan
 from tinycortex.errors import DuplicateKindError, RegistrationError, UnknownKindError
 from tinycortex.handlers.context import JobContext
@@ -55,16 +55,10 @@ class HandlerRegistry:
         self._registrations[spec.kind] = Registration(spec, handler)
 
     def handler(
-        self,
-        kind: str,
-        *,
-        payload: type[BaseModel],
-        rank: int = 4,
-        llm_bound: bool = False,
-        max_attempts: int = 5,
+        self, kind: str, *, payload: type[BaseModel], **options: Unpack[KindOptions]
     ) -> Callable[[HandlerT], HandlerT]:
-        """Return a decorator that registers a handler; the arguments are the fields of KindSpec."""
-        spec = KindSpec(kind=kind, payload=payload, rank=rank, llm_bound=llm_bound, max_attempts=max_attempts)
+        """Return a decorator that registers a handler; the options are the fields of KindSpec."""
+        spec = KindSpec(kind=kind, payload=payload, **options)
 
         def decorate(handler: HandlerT) -> HandlerT:
             self.register(spec, handler)

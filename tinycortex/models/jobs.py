@@ -35,6 +35,8 @@ class JobRow(Base):
     locked_by: Mapped[str | None] = mapped_column(Text)
     deferred_since_ms: Mapped[int | None] = mapped_column(WholeNumber)
     heals: Mapped[int] = mapped_column(WholeNumber, server_default=text("0"))
+    rerun_payload_json: Mapped[str | None] = mapped_column(Text)
+    cancel_requested_at_ms: Mapped[int | None] = mapped_column(WholeNumber)
 
     __table_args__ = (
         Index("idx_mem_tree_jobs_ready", "status", "available_at_ms"),

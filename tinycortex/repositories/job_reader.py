@@ -1,15 +1,16 @@
 """Reading the queue's rows: one row, lists, counts. Readers never wait for a writer."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import CursorResult, Row, TextClause, select
 from sqlalchemy.orm import Session
 
 from tinycortex.db import Database
 from tinycortex.domain.jobs import Job, JobStatus
 from tinycortex.errors import FailureClass, InvalidInputError, JobNotFoundError
 from tinycortex.models import JobRow
-from tinycortex.repositories import job_sql
+from tinycortex.repositories import reader_sql
 
 _STATUSES = {status.value: status for status in JobStatus}
 
@@ -20,6 +21,16 @@ def job_of(row: Row[tuple[object, ...]]) -> Job:
     # A word that we do not know was written by another program; it is shown, never guessed at.
     values["status"] = _STATUSES.get(values["status"], values["status"])
     return Job(**{name: values[name] for name in Job.__dataclass_fields__})
+
+
+def execute(tx: Session, statement: TextClause, values: Mapping[str, Any]) -> CursorResult[Any]:
+    """Run one raw statement with those of ``values`` that it names."""
+    return tx.connection().execute(statement, {name: values[name] for name in statement._bindparams if name in values})  # noqa: SLF001 - the one list of a text()'s parameters
+
+
+def count_changed(tx: Session, statement: TextClause, values: Mapping[str, Any]) -> int:
+    """Run one raw statement and return how many rows it changed."""
+    return execute(tx, statement, values).rowcount
 
 
 class JobReader:
@@ -34,7 +45,7 @@ class JobReader:
     def find_job(self, job_id: str, *, session: Session | None = None) -> Job | None:
         """Return one row, or None."""
         with self._database.reading_within(session) as tx:
-            row = tx.execute(job_sql.GET_JOB, {"id": job_id}).first()
+            row = tx.execute(reader_sql.GET_JOB, {"id": job_id}).first()
             return None if row is None else job_of(row)
 
     def get_job(self, job_id: str, *, session: Session | None = None) -> Job:
@@ -66,12 +77,12 @@ class JobReader:
     def has_key(self, kind: str, dedupe_key: str, *, session: Session | None = None) -> bool:
         """Tell whether any row of ``kind``, whatever its status, has ``dedupe_key``."""
         with self._database.reading_within(session) as tx:
-            return tx.execute(job_sql.HAS_KEY, {"kind": kind, "dedupe_key": dedupe_key}).first() is not None
+            return tx.execute(reader_sql.HAS_KEY, {"kind": kind, "dedupe_key": dedupe_key}).first() is not None
 
     def count_by_kind_and_status(self, *, session: Session | None = None) -> dict[tuple[str, str], int]:
         """Count the rows by (kind, status)."""
         with self._database.reading_within(session) as tx:
-            return {(row.kind, row.status): row.jobs for row in tx.execute(job_sql.COUNT_BY_KIND_AND_STATUS)}
+            return {(row.kind, row.status): row.jobs for row in tx.execute(reader_sql.COUNT_BY_KIND_AND_STATUS)}
 
     def count_by_status(self, *, session: Session | None = None) -> dict[JobStatus, int]:
         """Count the rows by status; every status is there, zero or not."""
@@ -84,7 +95,7 @@ class JobReader:
     def count_failed(self, *, session: Session | None = None) -> dict[tuple[str | None, str | None], int]:
         """Count the failed rows by (failure_reason, failure_class)."""
         with self._database.reading_within(session) as tx:
-            return {(row.failure_reason, row.failure_class): row.jobs for row in tx.execute(job_sql.COUNT_FAILED)}
+            return {(row.failure_reason, row.failure_class): row.jobs for row in tx.execute(reader_sql.COUNT_FAILED)}
 
     def count_failed_unrecoverable(self, *, session: Session | None = None) -> int:
         """Count the failed rows that are parked because retrying cannot help (spec: Typed failures)."""
@@ -96,19 +107,19 @@ class JobReader:
     def find_next_ready_at(self, kinds: Iterable[str], *, session: Session | None = None) -> int | None:
         """Return the earliest ``available_at_ms`` of the ready rows of ``kinds``, or None when there are none."""
         with self._database.reading_within(session) as tx:
-            return tx.execute(job_sql.NEXT_READY_AT, {"kinds": list(kinds)}).scalar()
+            return tx.execute(reader_sql.NEXT_READY_AT, {"kinds": list(kinds)}).scalar()
 
     def find_oldest_ready_at(self, *, session: Session | None = None) -> int | None:
         """Return when the ready row that has waited longest became due (ms, UTC; may be to come), or None."""
         with self._database.reading_within(session) as tx:
-            return tx.execute(job_sql.OLDEST_READY_AT).scalar()
+            return tx.execute(reader_sql.OLDEST_READY_AT).scalar()
 
     def count_expired(self, now_ms: int, *, session: Session | None = None) -> int:
         """Count the running rows whose lease is over at ``now_ms``."""
         with self._database.reading_within(session) as tx:
-            return int(tx.execute(job_sql.COUNT_EXPIRED, {"now_ms": now_ms}).scalar_one())
+            return int(tx.execute(reader_sql.COUNT_EXPIRED, {"now_ms": now_ms}).scalar_one())
 
     def list_owners(self, *, session: Session | None = None) -> list[str]:
         """List the workers that hold running rows."""
         with self._database.reading_within(session) as tx:
-            return list(tx.execute(job_sql.LIST_OWNERS).scalars())
+            return list(tx.execute(reader_sql.LIST_OWNERS).scalars())

@@ -1,25 +1,48 @@
-"""Every raw statement about ``mem_tree_jobs``, named, with its reason. Instants are ms since the epoch, UTC."""
+"""The raw statements of a job's life: enqueue, claim, renew, settle, cancel. Instants are ms since the epoch, UTC."""
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import NamedTuple
 
 from sqlalchemy import TextClause, bindparam, text
 
-from tinycortex.domain import policy
-from tinycortex.domain.kinds import RETIRED_JOB_KINDS, KindSpec
+from tinycortex.domain.kinds import KindSpec
 from tinycortex.models import ACTIVE_KEY_PREDICATE, JobRow
 
 COLUMNS = ", ".join(column.name for column in JobRow.__table__.columns)
 
+_INSERT = "INSERT INTO mem_tree_jobs (id, kind, payload_json, dedupe_key, max_attempts, available_at_ms, created_at_ms)"
+
+INSERT_FIELDS = ("id", "kind", "payload_json", "dedupe_key", "max_attempts", "available_at_ms", "created_at_ms")
+
 # The conflict clause names the partial index: only an active twin suppresses an insert. A plain
 # INSERT OR IGNORE would also swallow NOT NULL and CHECK violations, and lose the job in silence.
-ENQUEUE = text(
+_CONFLICT = f"ON CONFLICT (dedupe_key) WHERE {ACTIVE_KEY_PREDICATE}"
+
+
+@lru_cache(maxsize=8)
+def enqueue_ignoring(rows: int) -> TextClause:
+    """Return the insert of ``rows`` jobs whose active twins, if any, stay as they are; it returns the new ids.
+
+    Parameters: every field with its row's number behind it, as in ``id_0``.
+    """
+    values = ", ".join("(" + ", ".join(f":{field}_{row}" for field in INSERT_FIELDS) + ")" for row in range(rows))
+    return text(f"{_INSERT} VALUES {values} {_CONFLICT} DO NOTHING RETURNING id")
+
+
+# One statement decides and writes, so no settlement can slip between: either the row is still running and
+# takes the request, or it has settled and the insert finds no twin. Returns the id of the row that took it.
+ENQUEUE_REPLACING = text(
     f"""
-    INSERT INTO mem_tree_jobs
-      (id, kind, payload_json, dedupe_key, status, attempts, max_attempts, available_at_ms, created_at_ms)
-    VALUES (:id, :kind, :payload_json, :dedupe_key, 'ready', 0, :max_attempts, :available_at_ms, :created_at_ms)
-    ON CONFLICT (dedupe_key) WHERE {ACTIVE_KEY_PREDICATE} DO NOTHING
+    {_INSERT} VALUES (:id, :kind, :payload_json, :dedupe_key, :max_attempts, :available_at_ms, :created_at_ms)
+    {_CONFLICT} DO UPDATE SET
+      payload_json = CASE WHEN mem_tree_jobs.status = 'ready'
+                     THEN excluded.payload_json ELSE mem_tree_jobs.payload_json END,
+      rerun_payload_json = CASE WHEN mem_tree_jobs.status = 'running'
+                           THEN excluded.payload_json ELSE mem_tree_jobs.rerun_payload_json END
+    WHERE mem_tree_jobs.kind = excluded.kind AND (
+      (mem_tree_jobs.status = 'ready' AND :replace_ready = 1)
+      OR (mem_tree_jobs.status = 'running' AND :rerun = 1
+          AND (:replace_rerun = 1 OR mem_tree_jobs.rerun_payload_json IS NULL)))
     RETURNING id
     """
 )
@@ -32,53 +55,57 @@ def claim(kinds: Iterable[KindSpec]) -> TextClause:
     kind is one probe of the index (kind, available_at_ms, id) of ready rows; the best of those few, by
     rank, due time and id, is the row that the sort would have found.
 
-    Parameters: ``now_ms``, ``locked_until_ms``, ``worker_id``.
+    Parameters: ``now_ms``, ``lease_ms``, ``worker_id``.
     """
-    return _claim(tuple((spec.kind, spec.rank) for spec in kinds))
+    return _claim(tuple((spec.kind, spec.rank, spec.lease_ms) for spec in kinds))
 
 
 @lru_cache(maxsize=64)
-def _claim(ranked_kinds: tuple[tuple[str, int], ...]) -> TextClause:
+def _claim(kinds: tuple[tuple[str, int, int | None], ...]) -> TextClause:
     probes = " UNION ALL ".join(
         f"SELECT * FROM (SELECT {rank:d} AS kind_rank, available_at_ms, id FROM mem_tree_jobs "
         f"WHERE status = 'ready' AND kind = :kind_{number} AND available_at_ms <= :now_ms "
         f"ORDER BY available_at_ms, id LIMIT 1) AS probe_{number}"
-        for number, (_kind, rank) in enumerate(ranked_kinds)
+        for number, (_kind, rank, _lease_ms) in enumerate(kinds)
     )
+    own_leases = " ".join(
+        f"WHEN kind = :kind_{number} THEN {lease_ms:d}"
+        for number, (_kind, _rank, lease_ms) in enumerate(kinds)
+        if lease_ms is not None
+    )
+    lease = f"CASE {own_leases} ELSE :lease_ms END" if own_leases else ":lease_ms"
     return text(
         f"""
         UPDATE mem_tree_jobs
         SET status = 'running', attempts = attempts + 1, claim_token = claim_token + 1, locked_by = :worker_id,
-            started_at_ms = :now_ms, locked_until_ms = :locked_until_ms, last_error = NULL
+            started_at_ms = :now_ms, locked_until_ms = :now_ms + {lease}, last_error = NULL
         WHERE id = (SELECT id FROM ({probes}) AS probes ORDER BY kind_rank, available_at_ms, id LIMIT 1)
         RETURNING {COLUMNS}
         """
-    ).bindparams(*(bindparam(f"kind_{number}", kind) for number, (kind, _rank) in enumerate(ranked_kinds)))
+    ).bindparams(*(bindparam(f"kind_{number}", kind) for number, (kind, _rank, _lease) in enumerate(kinds)))
 
 
 # The claim that a settlement ends. The token alone decides between our own claims; attempts and start
 # also catch a claim by a program that does not know the token. A row that is not running matches nothing.
-_HELD = (
+HELD = (
     "WHERE id = :id AND status = 'running' AND claim_token = :claim_token "
     "AND attempts = :attempts AND started_at_ms = :started_at_ms"
 )
-_FREE = "locked_until_ms = NULL, locked_by = NULL"
+
+# Who was asked to stop can only be cancelled, so that a request is never overtaken by the end of the run.
+_FREE_TO_SETTLE = f"{HELD} AND cancel_requested_at_ms IS NULL"
+
+FREE = "locked_until_ms = NULL, locked_by = NULL, cancel_requested_at_ms = NULL"
+
+# A row that runs again takes the newest payload that was asked for meanwhile.
+TAKE_RERUN = "payload_json = COALESCE(rerun_payload_json, payload_json), rerun_payload_json = NULL"
 
 MARK_DONE = text(
     f"""
     UPDATE mem_tree_jobs
-    SET status = 'done', completed_at_ms = :now_ms, last_error = NULL, failure_reason = NULL, failure_class = NULL,
-        deferred_since_ms = NULL, {_FREE}
-    {_HELD}
-    """
-)
-
-MARK_RETRY = text(
-    f"""
-    UPDATE mem_tree_jobs
-    SET status = 'ready', available_at_ms = :available_at_ms, last_error = :last_error,
-        failure_reason = NULL, failure_class = NULL, {_FREE}
-    {_HELD}
+    SET status = 'done', completed_at_ms = :now_ms, last_error = NULL, failure_reason = NULL,
+        failure_class = NULL, deferred_since_ms = NULL, {FREE}
+    {_FREE_TO_SETTLE} RETURNING rerun_payload_json
     """
 )
 
@@ -86,8 +113,17 @@ MARK_FAILED = text(
     f"""
     UPDATE mem_tree_jobs
     SET status = 'failed', completed_at_ms = :now_ms, last_error = :last_error,
-        failure_reason = :failure_reason, failure_class = :failure_class, {_FREE}
-    {_HELD}
+        failure_reason = :failure_reason, failure_class = :failure_class, {FREE}
+    {_FREE_TO_SETTLE} RETURNING rerun_payload_json
+    """
+)
+
+MARK_RETRY = text(
+    f"""
+    UPDATE mem_tree_jobs
+    SET status = 'ready', available_at_ms = :available_at_ms, last_error = :last_error,
+        failure_reason = NULL, failure_class = NULL, {TAKE_RERUN}, {FREE}
+    {_FREE_TO_SETTLE} RETURNING NULL
     """
 )
 
@@ -96,122 +132,36 @@ MARK_DEFERRED = text(
     f"""
     UPDATE mem_tree_jobs
     SET status = 'ready', attempts = attempts - 1, available_at_ms = :available_at_ms, started_at_ms = NULL,
-        last_error = :last_error,
-        deferred_since_ms = CASE WHEN :progress = 1 THEN NULL ELSE COALESCE(deferred_since_ms, :now_ms) END, {_FREE}
-    {_HELD}
+        last_error = :last_error, {TAKE_RERUN}, {FREE},
+        deferred_since_ms = CASE WHEN :progress = 1 THEN NULL ELSE COALESCE(deferred_since_ms, :now_ms) END
+    {_FREE_TO_SETTLE} RETURNING NULL
     """
 )
 
-_GIVE_BACK = f"SET status = 'ready', attempts = attempts - 1, started_at_ms = NULL, {_FREE}"
-
-RELEASE = text(f"UPDATE mem_tree_jobs {_GIVE_BACK} {_HELD}")
-
-RELEASE_OWN = text(
-    f"UPDATE mem_tree_jobs {_GIVE_BACK} WHERE status = 'running' AND locked_by = :worker_id AND attempts > 0"
-)
-
-# A process that dies burns the attempt, or a job that kills its process would run for ever.
-_RECOVER = f"""
+RELEASE = text(
+    f"""
     UPDATE mem_tree_jobs
-    SET status = CASE WHEN attempts >= max_attempts THEN 'failed' ELSE 'ready' END,
-        completed_at_ms = CASE WHEN attempts >= max_attempts THEN :now_ms END,
-        failure_reason = CASE WHEN attempts >= max_attempts THEN '{policy.REASON_LEASE_EXPIRED}' END,
-        failure_class = CASE WHEN attempts >= max_attempts THEN 'unrecoverable' END,
-        last_error = CASE WHEN last_error IS NULL OR last_error = '' THEN '{policy.NOTE_RECOVERED}' ELSE last_error END,
-        {_FREE}
+    SET status = 'ready', attempts = attempts - 1, started_at_ms = NULL, {TAKE_RERUN}, {FREE}
+    {_FREE_TO_SETTLE} RETURNING NULL
     """
-
-# A running row without a lease is nobody's: without this it would run for ever.
-_EXPIRED = "status = 'running' AND (locked_until_ms < :now_ms OR locked_until_ms IS NULL)"
-
-RECOVER_EXPIRED = text(f"{_RECOVER} WHERE {_EXPIRED}")
-
-RECOVER_OWNED = text(f"{_RECOVER} WHERE status = 'running' AND locked_by IN :worker_ids").bindparams(
-    bindparam("worker_ids", expanding=True)
 )
 
-LIST_OWNERS = text("SELECT DISTINCT locked_by FROM mem_tree_jobs WHERE status = 'running' AND locked_by IS NOT NULL")
+CANCELLED = "status = 'cancelled', completed_at_ms = :now_ms, last_error = 'cancelled on request'"
 
-PURGE_RETIRED = text("DELETE FROM mem_tree_jobs WHERE kind IN :kinds").bindparams(
-    bindparam("kinds", sorted(RETIRED_JOB_KINDS), expanding=True)
+MARK_CANCELLED = text(f"UPDATE mem_tree_jobs SET {CANCELLED}, {FREE} {HELD} AND cancel_requested_at_ms IS NOT NULL")
+
+CANCEL_READY = text(f"UPDATE mem_tree_jobs SET {CANCELLED}, {FREE} WHERE id = :id AND status = 'ready'")
+
+REQUEST_CANCEL = text(
+    "UPDATE mem_tree_jobs SET cancel_requested_at_ms = COALESCE(cancel_requested_at_ms, :now_ms) "
+    "WHERE id = :id AND status = 'running'"
 )
 
+RENEW = text(f"UPDATE mem_tree_jobs SET locked_until_ms = :locked_until_ms {HELD}")
 
-def _heal_spacing() -> str:
-    """Return policy.heal_spacing_ms as an expression over the column ``heals``."""
-    spacings: list[int] = []
-    while (spacing := policy.heal_spacing_ms(len(spacings))) < policy.HEAL_CAP_MS:
-        spacings.append(spacing)
-    cases = " ".join(f"WHEN heals <= {heals} THEN {spacing}" for heals, spacing in enumerate(spacings))
-    return f"CASE {cases} ELSE {policy.HEAL_CAP_MS} END"
+NOTE_ERROR = text(f"UPDATE mem_tree_jobs SET last_error = :last_error {HELD}")
 
-
-# Failed rows that may be tried again, with whether their own spacing is over.
-_TRANSIENT = "(failure_class IS NULL OR failure_class <> 'unrecoverable')"
-_HEALABLE = f"CASE WHEN COALESCE(completed_at_ms, 0) + {_heal_spacing()} <= :now_ms THEN 1 ELSE 0 END"
-
-
-class Requeue(NamedTuple):
-    """The statements of one requeue, in the order in which they run."""
-
-    supersede: TextClause
-    revive: TextClause
-    count_left: TextClause
-
-
-def _requeue(eligible: str, due: str, heals: str) -> Requeue:
-    """Return the statements that cancel older rows of one key, revive the newest, and count the rest.
-
-    One statement that made every row ready would be undone whole by the first key that is active again,
-    or that two rows share. So a row whose key is active is left alone, and of several rows with one key
-    only the newest comes back; the others can never run again and say so.
-    """
-    ranked = f"""
-        SELECT id, dedupe_key,
-               ROW_NUMBER() OVER (PARTITION BY dedupe_key ORDER BY created_at_ms DESC, id DESC) AS age,
-               FIRST_VALUE({due}) OVER (PARTITION BY dedupe_key ORDER BY created_at_ms DESC, id DESC) AS newest_due
-        FROM mem_tree_jobs WHERE status = 'failed' AND dedupe_key IS NOT NULL AND {eligible}
-        """
-    unblocked = """
-        newest_due = 1 AND NOT EXISTS (
-            SELECT 1 FROM mem_tree_jobs AS active
-            WHERE active.dedupe_key = ranked.dedupe_key AND active.status IN ('ready', 'running'))
-        """
-    supersede = f"""
-        UPDATE mem_tree_jobs SET status = 'cancelled', failure_reason = '{policy.REASON_SUPERSEDED}'
-        WHERE id IN (SELECT id FROM ({ranked}) AS ranked WHERE age > 1 AND {unblocked})
-        """
-    revive = f"""
-        UPDATE mem_tree_jobs
-        SET status = 'ready', attempts = 0, available_at_ms = :now_ms, heals = {heals}, last_error = NULL,
-            failure_reason = NULL, failure_class = NULL, completed_at_ms = NULL, deferred_since_ms = NULL, {_FREE}
-        WHERE status = 'failed' AND {eligible} AND {due} = 1
-          AND (dedupe_key IS NULL OR id IN (SELECT id FROM ({ranked}) AS ranked WHERE age = 1 AND {unblocked}))
-        """
-    count_left = f"SELECT COUNT(*) FROM mem_tree_jobs WHERE status = 'failed' AND {eligible} AND {due} = 1"
-    return Requeue(text(supersede), text(revive), text(count_left))
-
-
-REQUEUE_ALL = _requeue("1 = 1", "1", "0")
-REQUEUE_ONE = _requeue("id = :id", "1", "0")
-REQUEUE_TRANSIENT = _requeue(_TRANSIENT, "1", "0")
-SELF_HEAL = _requeue(_TRANSIENT, _HEALABLE, "heals + 1")
-
-GET_JOB = text(f"SELECT {COLUMNS} FROM mem_tree_jobs WHERE id = :id")
-
-HAS_KEY = text("SELECT 1 FROM mem_tree_jobs WHERE dedupe_key = :dedupe_key AND kind = :kind LIMIT 1")
-
-COUNT_BY_KIND_AND_STATUS = text("SELECT kind, status, COUNT(*) AS jobs FROM mem_tree_jobs GROUP BY kind, status")
-
-COUNT_FAILED = text(
-    "SELECT failure_reason, failure_class, COUNT(*) AS jobs FROM mem_tree_jobs WHERE status = 'failed' "
-    "GROUP BY failure_reason, failure_class"
-)
-
-NEXT_READY_AT = text(
-    "SELECT MIN(available_at_ms) FROM mem_tree_jobs WHERE status = 'ready' AND kind IN :kinds"
-).bindparams(bindparam("kinds", expanding=True))
-
-OLDEST_READY_AT = text("SELECT MIN(available_at_ms) FROM mem_tree_jobs WHERE status = 'ready'")
-
-COUNT_EXPIRED = text(f"SELECT COUNT(*) FROM mem_tree_jobs WHERE {_EXPIRED}")
+WATCH = text(
+    "SELECT id, claim_token, attempts, started_at_ms, cancel_requested_at_ms FROM mem_tree_jobs "
+    "WHERE status = 'running' AND id IN :ids"
+).bindparams(bindparam("ids", expanding=True))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HEAD", "VERSION_TABLE", "check", "current", "downgrade", "sql", "stamp", "upgrade", "verify"]
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest revision. Written out so that opening a database need not load Alembic; a test keeps it true."""
 
 VERSION_TABLE = "tinycortex_alembic_version"

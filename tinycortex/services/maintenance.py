@@ -1,12 +1,14 @@
 """Maintenance: start-up housekeeping and the steps of a scheduler tick (spec: Worker loop; Scheduler helpers)."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tinycortex.db import Database
 from tinycortex.domain.clock import Clock
-from tinycortex.domain.jobs import NewJob
+from tinycortex.domain.jobs import JobStatus, NewJob
 from tinycortex.domain.payloads import FlushStalePayload
 from tinycortex.errors import InvalidInputError
+from tinycortex.handlers.registry import HandlerRegistry
 from tinycortex.repositories.jobs import JobRepository, Requeued
 from tinycortex.services.producer import Producer
 
@@ -21,8 +23,16 @@ class BootstrapReport(NamedTuple):
 class Maintenance:
     """Keeps the queue's rows in order. Every method may be called at any time, by any process."""
 
-    def __init__(self, database: Database, jobs: JobRepository, producer: Producer, clock: Clock) -> None:
+    def __init__(
+        self,
+        database: Database,
+        jobs: JobRepository,
+        producer: Producer,
+        registry: HandlerRegistry,
+        clock: Clock,
+    ) -> None:
         self._database = database
+        self._registry = registry
         self._jobs = jobs
         self._producer = producer
         self._clock = clock
@@ -56,6 +66,10 @@ class Maintenance:
             if job.dedupe_key is not None and self._jobs.has_key(job.kind, job.dedupe_key, session=session):
                 return None
             return self._producer.enqueue(job, session=session)
+
+    def purge(self, older_than_ms: int, statuses: Iterable[JobStatus]) -> int:
+        """Delete settled rows of that age; see :meth:`JobRepository.purge`."""
+        return self._jobs.purge(older_than_ms, statuses, kinds=self._registry.list_specs())
 
     def self_heal(self) -> Requeued:
         """Requeue transiently failed rows, spaced out; unrecoverable ones stay parked."""

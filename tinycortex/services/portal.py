@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_CLEAN_UP_S = 5.0
+
 
 class LoopThread:
     """One event loop in a thread of its own, started by its first use and shared by all callers.
@@ -23,12 +25,21 @@ class LoopThread:
         self._process = 0
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run ``coroutine`` to its end and return its result; interrupted, cancel it and wait for it first."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
+        """Run ``coroutine`` to its end and return its result; interrupted, cancel it and let it clean up."""
+        ended = threading.Event()
+
+        async def tracked() -> T:
+            try:
+                return await coroutine
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(tracked(), self._running_loop())
         try:
             return future.result()
         except BaseException:
-            future.cancel()
+            if future.cancel():
+                ended.wait(_CLEAN_UP_S)
             raise
 
     def close(self) -> None:
@@ -54,9 +65,9 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
     finally:
-        for task in asyncio.all_tasks(loop):
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
             task.cancel()
-            loop.run_until_complete(asyncio.wait([task]))
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()

@@ -1,7 +1,6 @@
 """Producer: the way of every job into the queue, from applications and from settlements."""
 
-from collections.abc import Awaitable
-from dataclasses import replace
+from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, overload
 
 from sqlalchemy.orm import Session
@@ -35,7 +34,7 @@ class Producer:
         """Insert ``job`` unless a ready or running row has its key.
 
         A kind without a handler in this process is let through: another process may run it. A kind with
-        one has its payload checked, and lends its budget to a job that names none.
+        one has its payload checked.
 
         Args:
             job: what to enqueue.
@@ -49,16 +48,21 @@ class Producer:
             PayloadError: the payload is not what the kind's handler takes.
             StorageError: nothing was written.
         """
+        self._check(job)
+        if session is not None and hasattr(session, "run_sync"):
+            return session.run_sync(lambda inner: self._jobs.enqueue(job, session=inner))
+        return self._jobs.enqueue(job, session=session)
+
+    def enqueue_many(self, jobs: Iterable[NewJob], *, session: Session | None = None) -> list[str | None]:
+        """Insert many jobs in one transaction; see :meth:`JobRepository.enqueue_many`."""
+        wanted = list(jobs)
+        for job in wanted:
+            self._check(job)
+        return self._jobs.enqueue_many(wanted, session=session)
+
+    def _check(self, job: NewJob) -> None:
         if not isinstance(job, NewJob):
             raise InvalidInputError(f"enqueue takes a NewJob, not {type(job).__name__}")
-        checked = self._checked(job)
-        if session is None or isinstance(session, Session):
-            return self._jobs.enqueue(checked, session=session)
-        return session.run_sync(lambda inner: self._jobs.enqueue(checked, session=inner))
-
-    def _checked(self, job: NewJob) -> NewJob:
         spec = self._registry.find_spec(job.kind)
-        if spec is None:
-            return job
-        parse_payload(spec.payload, job.payload_json)
-        return job if job.max_attempts is not None else replace(job, max_attempts=spec.max_attempts)
+        if spec is not None:
+            parse_payload(spec.payload, job.payload_json)

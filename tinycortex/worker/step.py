@@ -1,28 +1,35 @@
 """One step of a worker: claim a row, perform its handler, settle (spec: Worker loop)."""
 
 import asyncio
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 from tinycortex.config import QueueSettings
 from tinycortex.dialects import Presence
 from tinycortex.domain.jobs import Job
 from tinycortex.domain.outcomes import JobPlan
 from tinycortex.errors import StorageError
+from tinycortex.handlers.context import RunSignals
 from tinycortex.handlers.registry import HandlerRegistry
 from tinycortex.repositories.jobs import JobRepository
 from tinycortex.services.dispatcher import Dispatcher
 from tinycortex.services.gate import LlmGate, Permit
 from tinycortex.services.portal import LoopThread
 from tinycortex.services.settlement import Settlement
+from tinycortex.worker.heartbeat import Heartbeat
 from tinycortex.worker.identity import WorkerIdentity
+
+Result = JobPlan | BaseException
+"""What a handler planned, or what it raised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A leased row, and the permit that its handler runs under when its kind is LLM-bound."""
+    """A leased row, the permit its handler runs under when its kind is LLM-bound, and what the handler is told."""
 
     job: Job
     permit: Permit | None
+    signals: RunSignals = field(default_factory=RunSignals)
 
 
 class WorkerStep:
@@ -38,6 +45,7 @@ class WorkerStep:
         gate: LlmGate,
         presence: Presence,
         portal: LoopThread,
+        heartbeat: Heartbeat,
         settings: QueueSettings,
     ) -> None:
         self._jobs = jobs
@@ -47,8 +55,10 @@ class WorkerStep:
         self._gate = gate
         self._presence = presence
         self._portal = portal
+        self._heartbeat = heartbeat
         self._settings = settings
         self._identity = WorkerIdentity()
+        self._unsettled: deque[tuple[Claim, Result]] = deque()
 
     @property
     def worker_id(self) -> str:
@@ -59,17 +69,13 @@ class WorkerStep:
         """Claim one job, run its handler, settle; False when nothing was claimable.
 
         Raises:
-            StorageError: the database could not do its work; a claim that was made holds until its lease ends.
+            StorageError: the database could not do its work. A result that could not be written is kept,
+                its lease renewed, and written by the next step.
         """
         claim = self.claim()
         if claim is None:
             return False
-        try:
-            result = self._portal.run(self.perform(claim))
-        except BaseException:  # only the caller's own interruption: perform returns what a handler raises
-            self._jobs.release(claim.job)
-            raise
-        self.settle(claim, result)
+        self.settle(claim, self._portal.run(self.perform(claim)))
         return True
 
     async def run_once_async(self) -> bool:
@@ -79,15 +85,11 @@ class WorkerStep:
             claim = await asyncio.shield(claiming)
         except asyncio.CancelledError:
             if (claimed := await claiming) is not None:
-                await asyncio.to_thread(self._give_up, claimed)
+                await asyncio.to_thread(self._give_back, claimed)
             raise
         if claim is None:
             return False
-        try:
-            result = await self.perform(claim)
-        except asyncio.CancelledError:
-            await asyncio.to_thread(self._jobs.release, claim.job)
-            raise
+        result = await self.perform(claim)
         await asyncio.shield(asyncio.to_thread(self.settle, claim, result))
         return True
 
@@ -96,6 +98,7 @@ class WorkerStep:
 
         The permit comes first: with none free, LLM-bound kinds are left out and the others go on.
         """
+        self.settle_kept()
         self._presence.announce(self.worker_id)
         permit = self._gate.try_acquire()
         specs = self._registry.list_specs()
@@ -110,39 +113,68 @@ class WorkerStep:
         if permit is not None and (job is None or not self._registry.get(job.kind).spec.llm_bound):
             permit.release()
             permit = None
-        return None if job is None else Claim(job, permit)
+        if job is None:
+            return None
+        claim = Claim(job, permit)
+        self._heartbeat.watch(job, claim.signals)
+        return claim
 
-    async def perform(self, claim: Claim) -> JobPlan | BaseException:
+    async def perform(self, claim: Claim) -> Result:
         """Run the handler under its permit and return its plan, or whatever it raised.
 
         Raises:
-            asyncio.CancelledError: this task itself was cancelled.
+            asyncio.CancelledError: this task itself was cancelled. The claim has been given back, unless
+                the handler's thread is still running: its row stays leased until then.
         """
         try:
-            return await self._dispatcher.dispatch(claim.job)
+            result: Result = await self._dispatcher.dispatch(claim.job, claim.signals)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
+                if not claim.signals.after_thread(lambda: self._let_go(claim)):
+                    await asyncio.shield(asyncio.to_thread(self._give_back, claim))
                 raise
-            return error  # the handler's own, raised by mistake: a failed attempt
+            result = error  # the handler's own, or of a job that was asked to stop
         except BaseException as error:  # noqa: BLE001 - SystemExit from a handler must not end the worker
-            return error
-        finally:
-            if claim.permit is not None:
-                claim.permit.release()
+            result = error
+        if claim.permit is not None:
+            claim.permit.release()
+        return result
 
-    def settle(self, claim: Claim, result: JobPlan | BaseException) -> bool:
+    def settle(self, claim: Claim, result: Result) -> None:
         """End the claim; see :meth:`Settlement.settle`.
 
         A storage fault that a handler met is not the job's fault: its claim is given back, attempt and
         all, and the fault raised for the loop to wait it out.
+
+        Raises:
+            StorageError: the handler's, or the database could not write the result, which is then kept.
         """
         if isinstance(result, StorageError):
-            self._jobs.release(claim.job)
+            self._give_back(claim)
             raise result
-        return self._settlement.settle(claim.job, result)
+        self._heartbeat.drop(claim.job)
+        try:
+            self._settlement.settle(claim.job, result)
+        except StorageError:
+            self._heartbeat.watch(claim.job, claim.signals)
+            self._unsettled.append((claim, result))
+            raise
 
-    def _give_up(self, claim: Claim) -> None:
+    def settle_kept(self) -> None:
+        """Write the results that the database could not take before.
+
+        Raises:
+            StorageError: it still cannot.
+        """
+        while self._unsettled:
+            self.settle(*self._unsettled.popleft())
+
+    def _give_back(self, claim: Claim) -> None:
+        self._let_go(claim)
+        self._jobs.release(claim.job)
+
+    def _let_go(self, claim: Claim) -> None:
         if claim.permit is not None:
             claim.permit.release()
-        self._jobs.release(claim.job)
+        self._heartbeat.drop(claim.job)

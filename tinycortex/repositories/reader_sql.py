@@ -1,0 +1,27 @@
+"""The raw statements that only read. Instants are ms since the epoch, UTC."""
+
+from sqlalchemy import bindparam, text
+
+from tinycortex.repositories.job_sql import COLUMNS
+from tinycortex.repositories.upkeep_sql import EXPIRED
+
+GET_JOB = text(f"SELECT {COLUMNS} FROM mem_tree_jobs WHERE id = :id")
+
+COUNT_EXPIRED = text(f"SELECT COUNT(*) FROM mem_tree_jobs WHERE {EXPIRED}")
+
+LIST_OWNERS = text("SELECT DISTINCT locked_by FROM mem_tree_jobs WHERE status = 'running' AND locked_by IS NOT NULL")
+
+HAS_KEY = text("SELECT 1 FROM mem_tree_jobs WHERE dedupe_key = :dedupe_key AND kind = :kind LIMIT 1")
+
+COUNT_BY_KIND_AND_STATUS = text("SELECT kind, status, COUNT(*) AS jobs FROM mem_tree_jobs GROUP BY kind, status")
+
+COUNT_FAILED = text(
+    "SELECT failure_reason, failure_class, COUNT(*) AS jobs FROM mem_tree_jobs WHERE status = 'failed' "
+    "GROUP BY failure_reason, failure_class"
+)
+
+NEXT_READY_AT = text(
+    "SELECT MIN(available_at_ms) FROM mem_tree_jobs WHERE status = 'ready' AND kind IN :kinds"
+).bindparams(bindparam("kinds", expanding=True))
+
+OLDEST_READY_AT = text("SELECT MIN(available_at_ms) FROM mem_tree_jobs WHERE status = 'ready'")

@@ -1,0 +1,118 @@
+"""Heartbeat: looks after the claims of running handlers, from a thread that no handler can block."""
+
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+
+from tinycortex.domain.jobs import Job
+from tinycortex.errors import StorageError
+from tinycortex.handlers.context import RunSignals
+from tinycortex.repositories.jobs import JobRepository
+
+logger = logging.getLogger(__name__)
+
+_RENEWALS_PER_LEASE = 3
+
+
+@dataclass(slots=True)
+class _Watched:
+    job: Job
+    signals: RunSignals
+    lease_ms: int
+    renewed_at: float  # monotonic seconds: a wall clock that is set must not make a lease look fresh or old
+
+
+class Heartbeat:
+    """Renews leases at a third of their length, and tells handlers of a lost lease or a request to stop.
+
+    Its thread starts with the first claim, sleeps while there are none, and does not survive a fork.
+    """
+
+    def __init__(self, jobs: JobRepository, *, beat_ms: int) -> None:
+        self._jobs = jobs
+        self._beat_ms = beat_ms
+        self._watched: dict[str, _Watched] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._process = 0
+        self._closing = False
+
+    def watch(self, job: Job, signals: RunSignals) -> None:
+        """Look after the claim ``job`` until it is dropped."""
+        lease_ms = (job.locked_until_ms or 0) - (job.started_at_ms or 0)
+        with self._changed:
+            self._watched[job.id] = _Watched(job, signals, lease_ms, time.monotonic())
+            if self._thread is None or self._process != os.getpid():
+                self._process, self._closing = os.getpid(), False
+                self._thread = threading.Thread(target=self._serve, name="tinycortex-heartbeat", daemon=True)
+                self._thread.start()
+            elif len(self._watched) == 1 or lease_ms < self._beat_ms * _RENEWALS_PER_LEASE:
+                self._changed.notify()
+
+    def drop(self, job: Job) -> None:
+        """Look after the claim no more."""
+        with self._changed:
+            self._watched.pop(job.id, None)
+
+    def close(self) -> None:
+        """Stop the thread."""
+        with self._changed:
+            self._closing, thread, self._thread = True, self._thread, None
+            self._watched.clear()
+            self._changed.notify()
+        if thread is not None and self._process == os.getpid():
+            thread.join()
+
+    def beat(self) -> None:
+        """Look once after every claim: is it still held, was it asked to stop, is its renewal due?"""
+        with self._changed:
+            watched = list(self._watched.values())
+        if not watched:
+            return
+        try:
+            held = self._jobs.watch(claim.job for claim in watched)
+            for claim in watched:
+                self._look_after(claim, held.get(claim.job.id))
+        except StorageError as error:
+            logger.warning("the heartbeat cannot reach the database: %s", type(error).__name__)
+            for claim in watched:
+                # Nobody can tell now; past its lease another worker may have the row.
+                if time.monotonic() - claim.renewed_at > claim.lease_ms / 1000:
+                    claim.signals.lease_lost = True
+
+    def _look_after(self, claim: _Watched, asked_to_stop: bool | None) -> None:
+        if asked_to_stop is None:
+            self._lose(claim)
+            return
+        if asked_to_stop:
+            claim.signals.request_cancel()
+        now = time.monotonic()
+        if now - claim.renewed_at >= claim.lease_ms / 1000 / _RENEWALS_PER_LEASE:
+            if self._jobs.renew(claim.job, claim.lease_ms):
+                claim.renewed_at = now
+            else:
+                self._lose(claim)
+
+    def _lose(self, claim: _Watched) -> None:
+        with self._changed:
+            dropped = self._watched.get(claim.job.id) is not claim
+            if not dropped:
+                del self._watched[claim.job.id]
+        if not dropped:  # else it has settled since the look
+            claim.signals.lease_lost = True
+            logger.warning("job %s (%s): its lease is lost", claim.job.id, claim.job.kind)
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                leases = [claim.lease_ms / _RENEWALS_PER_LEASE for claim in self._watched.values()]
+                self._changed.wait(min([self._beat_ms, *leases]) / 1000 if leases else None)
+                if self._closing:
+                    return
+            try:
+                self.beat()
+            except Exception:
+                # Whatever it is, leases must go on being renewed.
+                logger.exception("the heartbeat failed once and goes on")
