@@ -1,9 +1,10 @@
 """The database: its engine, and the transaction as the unit of work. The only place that commits."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, Pool
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -30,6 +31,8 @@ class Database:
         self.engine: Engine = self._dialect.create_engine(settings)
         self.presence: Presence = self._dialect.presence(settings)
         self._reader = self._dialect.reader(self.engine)
+        self._process = os.getpid()
+        self._inherited: list[Pool] = []
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
@@ -75,11 +78,21 @@ class Database:
 
     def dispose(self) -> None:
         """Withdraw this process's workers and close every pooled connection; a later use opens new ones."""
+        self._leave_inherited()
         self.presence.withdraw()
         self.engine.dispose()
 
+    def _leave_inherited(self) -> None:
+        # A connection must not cross a fork: two processes would use one file handle. The parent's pool is
+        # kept, never closed, since closing it here would let go of what the parent holds.
+        if self._process != os.getpid():
+            self._inherited.append(self.engine.pool)
+            self.engine.dispose(close=False)
+            self._process = os.getpid()
+
     @contextmanager
     def _session(self, engine: Engine) -> Iterator[Session]:
+        self._leave_inherited()
         try:
             with Session(engine, expire_on_commit=False) as session, session.begin():
                 yield session

@@ -29,7 +29,8 @@ class FilePresence:
     def withdraw(self) -> None:
         """Unlock and remove this object's files, and the folder when it was the last."""
         for worker_id, lock in self._held.items():
-            self._path(worker_id).unlink(missing_ok=True)
+            if lock.is_locked:  # not in a forked child, where the locks are still the parent's
+                self._path(worker_id).unlink(missing_ok=True)
             lock.release()
         self._held.clear()
         self._remove_empty_folder()
