@@ -3,6 +3,7 @@
 ``TINYCORTEX_<GROUP>__<NAME>`` sets one, for example ``TINYCORTEX_DATABASE__URL``.
 """
 
+import os
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -120,6 +121,11 @@ class Settings(BaseSettings):
 
 def load_settings() -> Settings:
     """Read the settings from the environment, or raise :class:`ConfigurationError` naming each bad one."""
+    for name in os.environ:
+        group, separator, _setting = name.upper().removeprefix("TINYCORTEX_").partition("__")
+        if name.upper().startswith("TINYCORTEX_") and separator and group.lower() not in Settings.model_fields:
+            known = ", ".join(Settings.model_fields)
+            raise ConfigurationError(f"{name} names no group of settings; the groups are {known}")
     try:
         return Settings()
     except ValidationError as error:

@@ -4,6 +4,8 @@ Taking this revision back leaves tables and rows as they are: they are what any 
 contract would have made, and the next upgrade adopts them again.
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 
 from tinycortex.schema.adoption import create_or_adopt, ensure_index
@@ -14,7 +16,7 @@ branch_labels = None
 depends_on = None
 
 WHOLE = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-REAL = sa.Double().with_variant(sa.REAL(), "sqlite")
+REAL: sa.Double[float] = sa.Double().with_variant(sa.REAL(), "sqlite")
 
 
 def text(name: str, default: str | None = None, *, primary_key: bool = False) -> sa.Column[str]:
@@ -45,7 +47,7 @@ def real(name: str, default: int | None = None) -> sa.Column[float]:
     return sa.Column(name, REAL, nullable=False, server_default=None if default is None else sa.text(str(default)))
 
 
-def optional(name: str, kind: sa.types.TypeEngine[object]) -> sa.Column[object]:
+def optional(name: str, kind: sa.types.TypeEngine[Any]) -> sa.Column[object]:
     """Return a column that may be null."""
     return sa.Column(name, kind, nullable=True)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, inspect
@@ -18,7 +19,7 @@ from tinycortex.errors import SchemaError, SchemaMissingError, SchemaOutdatedErr
 
 if TYPE_CHECKING:
     from alembic.config import Config
-    from alembic.runtime.environment import EnvironmentContext
+    from alembic.operations.ops import MigrationScript
 
 __all__ = ["HEAD", "VERSION_TABLE", "check", "current", "downgrade", "sql", "stamp", "upgrade", "verify"]
 
@@ -87,11 +88,11 @@ def check(url: str) -> list[str]:
 
     Tables and columns that we do not know are no difference: they belong to other programs.
     """
-    from alembic.autogenerate import compare_metadata  # noqa: PLC0415 - see HEAD
+    from alembic.autogenerate import produce_migrations  # noqa: PLC0415 - see HEAD
     from alembic.migration import MigrationContext  # noqa: PLC0415 - see HEAD
 
     from tinycortex.models import Base  # noqa: PLC0415 - see HEAD
-    from tinycortex.schema.adoption import find_index_faults  # noqa: PLC0415 - see HEAD
+    from tinycortex.schema.adoption import find_index_faults, overlook_null_keys  # noqa: PLC0415 - see HEAD
 
     database = Database(DatabaseSettings(url=url))
     try:
@@ -99,7 +100,10 @@ def check(url: str) -> list[str]:
         with database.reading() as session:
             connection = session.connection()
             context = MigrationContext.configure(connection, opts=_comparison_options())
-            differences = [repr(difference) for difference in compare_metadata(context, Base.metadata)]
+            differences: list[str] = []
+            for found in produce_migrations(context, Base.metadata).upgrade_ops_list:
+                overlook_null_keys(found, Base.metadata)
+                differences += [repr(difference) for difference in found.as_diffs()]
             return differences + find_index_faults(connection, Base.metadata)
     finally:
         database.dispose()
@@ -121,7 +125,7 @@ def connect_for_migrations(url: str) -> Iterator[Connection]:
         database.dispose()
 
 
-def configure_and_run(context: "EnvironmentContext", **where: Any) -> None:
+def configure_and_run(context: ModuleType, **where: Any) -> None:
     """Run the revisions that ``context`` (Alembic's, from ``migrations/env.py``) was asked for."""
     context.configure(
         **where,
@@ -136,6 +140,11 @@ def configure_and_run(context: "EnvironmentContext", **where: Any) -> None:
 
 def _comparison_options() -> dict[str, Any]:
     from tinycortex.models import Base  # noqa: PLC0415 - see HEAD
+    from tinycortex.schema.adoption import overlook_null_keys  # noqa: PLC0415 - see HEAD
+
+    def overlook(_context: object, _revision: object, scripts: "list[MigrationScript]") -> None:
+        for operations in scripts[0].upgrade_ops_list:
+            overlook_null_keys(operations, Base.metadata)
 
     def include_object(_item: object, _name: str | None, kind: str, reflected: bool, twin: object) -> bool:
         # What only the database has belongs to a host or to another program. An adopted file may lack our
@@ -147,6 +156,7 @@ def _comparison_options() -> dict[str, Any]:
         "version_table": VERSION_TABLE,
         "include_name": lambda name, kind, _parents: kind != "table" or name in Base.metadata.tables,
         "include_object": include_object,
+        "process_revision_directives": overlook,
     }
 
 

@@ -4,10 +4,11 @@ Online, the database is asked what is there. Offline (``--sql``) nothing can be 
 creates with IF NOT EXISTS and suits an empty database.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 from alembic import op
+from alembic.operations.ops import AlterColumnOp, MigrateOperation, OpContainer
 
 from tinycortex.errors import SchemaError
 
@@ -15,7 +16,7 @@ from tinycortex.errors import SchemaError
 def create_or_adopt(table: str, *items: sa.schema.SchemaItem) -> None:
     """Create ``table``, or add to the one that is there the columns that it lacks. No row is touched."""
     op.create_table(table, *items, if_not_exists=True)
-    add_missing_columns(table, *[item.copy() for item in items if isinstance(item, sa.Column)])
+    add_missing_columns(table, *[item for item in items if isinstance(item, sa.Column)])
 
 
 def add_missing_columns(table: str, *columns: sa.Column[object]) -> None:
@@ -71,12 +72,34 @@ def ensure_index(
         ) from error
 
 
+def overlook_null_keys(found: OpContainer, metadata: sa.MetaData) -> None:
+    """Drop from ``found`` the one difference that no migration can mend.
+
+    ``id TEXT PRIMARY KEY``, as the contract and other programs write it, may be null in SQLite, and SQLite
+    can change that only by rebuilding the table.
+    """
+    kept: list[MigrateOperation] = []
+    for operation in found.ops:
+        if isinstance(operation, OpContainer):
+            overlook_null_keys(operation, metadata)
+            kept += [operation] if operation.ops else []
+            continue
+        if isinstance(operation, AlterColumnOp):
+            column = metadata.tables[operation.table_name].columns[operation.column_name]
+            if column.primary_key:
+                operation.modify_nullable = None
+                if not operation.has_changes():
+                    continue
+        kept.append(operation)
+    found.ops = kept
+
+
 def find_index_faults(connection: sa.Connection, metadata: sa.MetaData) -> list[str]:
     """Return where an index of ``metadata`` means something else in the database, predicates included."""
     faults = []
     for table in metadata.sorted_tables:
         for index in sorted(table.indexes, key=lambda index: str(index.name)):
-            where = index.dialect_options[connection.dialect.name].get("where")
+            where = _where(index.dialect_kwargs)
             fault = find_index_fault(
                 connection,
                 str(index.name),
@@ -102,10 +125,15 @@ def find_index_fault(
     found = next((index for index in sa.inspect(connection).get_indexes(table) if index["name"] == name), None)
     if found is None:
         return f"index {name} is missing"
-    stored = found.get("dialect_options", {}).get(f"{connection.dialect.name}_where")
+    stored = _where(found.get("dialect_options", {}))
     meaning = (list(found["column_names"]), bool(found["unique"]), _normal(stored))
     wanted = (list(columns), unique, _normal(where))
     return None if meaning == wanted else f"index {name} is {meaning}, not {wanted}"
+
+
+def _where(options: Mapping[str, object]) -> object:
+    # Every engine has its own name for it, and our models give all of them one predicate.
+    return next((value for name, value in options.items() if name.endswith("_where")), None)
 
 
 def _normal(predicate: object) -> str:

@@ -56,7 +56,9 @@ class Settlement:
             held = self._apply(job, result)
         except StorageError:
             raise
-        except Exception as error:  # noqa: BLE001 - the handler's own writes may raise anything
+        except KeyboardInterrupt:
+            raise  # the user's own: settling runs where signals arrive
+        except BaseException as error:  # noqa: BLE001 - the handler's own writes may raise anything, SystemExit too
             return self._fail(job, error)
         if not held:
             logger.warning("job %s: its claim was lost before it settled; nothing was written", job.id)
@@ -68,7 +70,7 @@ class Settlement:
             if not self._end(job, plan, session):
                 return False
             if plan.writes is not None:
-                with _no_commit(session):
+                with _one_transaction(session):
                     plan.writes(session)
                     session.flush()
             for follow_up in plan.follow_ups:
@@ -104,15 +106,26 @@ class Settlement:
 
 
 @contextmanager
-def _no_commit(session: Session) -> Iterator[None]:
-    """Refuse a commit inside the block: it would save half a settlement. Savepoints are the handler's own."""
+def _one_transaction(session: Session) -> Iterator[None]:
+    """Keep the block from ending the session's transaction: either end of it would save half a settlement.
 
-    def refuse(committing: Session) -> None:
+    Savepoints are the handler's own.
+    """
+
+    def refuse(_what: object) -> None:
+        raise InvalidInputError("writes= must not commit: its session commits with the settlement")
+
+    def refuse_outermost(committing: Session) -> None:
         if not committing.in_nested_transaction():
-            raise InvalidInputError("writes= must not commit: its session commits with the settlement")
+            refuse(committing)
 
-    event.listen(session, "before_commit", refuse)
+    transaction, connection = session.get_transaction(), session.connection()
+    event.listen(session, "before_commit", refuse_outermost)
+    event.listen(connection, "commit", refuse)
     try:
         yield
     finally:
-        event.remove(session, "before_commit", refuse)
+        event.remove(session, "before_commit", refuse_outermost)
+        event.remove(connection, "commit", refuse)
+    if session.get_transaction() is not transaction or not connection.in_transaction():
+        raise InvalidInputError("writes= must not end its transaction: the settlement would go with it")

@@ -1,0 +1,106 @@
+"""Fixtures of every suite. An engine more is one word in ENGINES and one fixture ``<engine>_urls``."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tinycortex import Cortex, Database, QueueDelegates, Settings, schema
+from tinycortex.config import DatabaseSettings
+from tinycortex.domain.clock import Clock
+from tinycortex.testing import FakeDelegates, ManualClock
+
+ENGINES = ["sqlite"]
+
+OpenCortex = Callable[..., Cortex]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the environment of whoever runs the tests out of them."""
+    for name in os.environ:
+        if name.upper().startswith("TINYCORTEX_") and not name.upper().startswith("TINYCORTEX_TEST_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that stands where the factories' rows were made."""
+    return ManualClock()
+
+
+@pytest.fixture
+def delegates() -> FakeDelegates:
+    """Delegates that answer what the test tells them to."""
+    return FakeDelegates()
+
+
+@pytest.fixture(params=ENGINES)
+def engine_name(request: pytest.FixtureRequest) -> str:
+    """The engine that this run of the test uses."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file at the newest revision; upgraded once, copied for every test."""
+    path = tmp_path_factory.mktemp("template") / "template.db"
+    schema.upgrade(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def sqlite_urls(tmp_path: Path, sqlite_template: Path) -> tuple[str, str]:
+    """URLs of an empty SQLite database and of one at the newest revision."""
+    upgraded = tmp_path / "chunks.db"
+    shutil.copyfile(sqlite_template, upgraded)
+    return f"sqlite:///{tmp_path / 'empty.db'}", f"sqlite:///{upgraded}"
+
+
+@pytest.fixture
+def empty_database_url(engine_name: str, request: pytest.FixtureRequest) -> str:
+    """URL of a database without any table; on SQLite the file is not there yet."""
+    url: str = request.getfixturevalue(f"{engine_name}_urls")[0]
+    return url
+
+
+@pytest.fixture
+def database_url(engine_name: str, request: pytest.FixtureRequest) -> str:
+    """URL of a database of this test's own, at the newest revision."""
+    url: str = request.getfixturevalue(f"{engine_name}_urls")[1]
+    return url
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """The database at ``database_url``, without a queue around it."""
+    database = Database(DatabaseSettings(url=database_url))
+    yield database
+    database.dispose()
+
+
+@pytest.fixture
+def open_cortex(database_url: str, clock: ManualClock, delegates: FakeDelegates) -> Iterator[OpenCortex]:
+    """Open one more queue on the test's database, as another process would; closed at the end."""
+    opened: list[Cortex] = []
+
+    def open_one(
+        settings: Settings | None = None,
+        *,
+        clock: Clock = clock,
+        delegates: QueueDelegates = delegates,
+    ) -> Cortex:
+        opened.append(Cortex.open(database_url, settings=settings, clock=clock, delegates=delegates))
+        return opened[-1]
+
+    yield open_one
+    for cortex in opened:
+        cortex.close()
+
+
+@pytest.fixture
+def cortex(open_cortex: OpenCortex) -> Cortex:
+    """A queue on the test's database, with the manual clock and the fake delegates."""
+    return open_cortex()

@@ -1,0 +1,1 @@
+"""The built-in delegates: ingest, chunking, scoring, buffers, seals, summaries, embeddings. No network."""
