@@ -29,7 +29,9 @@ class QueueDelegates(Protocol):
         ...
 
     async def seal_level(self, payload: SealPayload) -> SealPayload | None:
-        """Seal one level into one summary. Returns the parent's seal when that level is now due, else None.
+        """Seal one level into one summary.
+
+        Returns the seal that is due next (the parent's, or the rest of this level), else None.
 
         With ``payload.force_now_ms`` the level is sealed although its gate is not met.
         """
@@ -42,7 +44,7 @@ class QueueDelegates(Protocol):
     async def seal_document(self, payload: SealDocumentPayload) -> SealPayload | None:
         """Build one document version's subtree and merge its root into the tree of ``payload.tree_scope``.
 
-        Returns the seal of that tree's level 0 when it is now due, else None.
+        Returns the seal of the level that its root waits in when that is now due, else None.
         """
         ...
 

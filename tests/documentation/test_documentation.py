@@ -41,7 +41,7 @@ def resolve(symbol: str) -> object:
     raise AssertionError(f"{symbol} cannot be imported")
 
 
-def tests_of(path: Path) -> set[str]:
+def named_in(path: Path) -> set[str]:
     tree = ast.parse(path.read_text())
     return {
         node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
@@ -88,7 +88,7 @@ def test_each_row_names_a_test_that_is_there(page: str) -> None:
         references = REFERENCE.findall(row[2])
         assert references, row
         for path, name in references:
-            assert name in tests_of(ROOT / path), f"{path}::{name}"
+            assert name in named_in(ROOT / path), f"{path}::{name}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -118,7 +118,8 @@ def _requeue(eligible: str, due: str, heals: str) -> Requeue:
             WHERE active.dedupe_key = ranked.dedupe_key AND active.status IN ('ready', 'running'))
         """
     supersede = f"""
-        UPDATE mem_tree_jobs SET status = 'cancelled', failure_reason = '{policy.REASON_SUPERSEDED}'
+        UPDATE mem_tree_jobs SET status = 'cancelled', failure_reason = '{policy.REASON_SUPERSEDED}',
+            failure_class = NULL, completed_at_ms = COALESCE(completed_at_ms, :now_ms)
         WHERE id IN (SELECT id FROM ({ranked}) AS ranked WHERE age > 1 AND {unblocked})
         """
     revive = f"""

@@ -56,7 +56,8 @@ class LlmGate:
         self.permits = max(permits, 1)
         self._free = self.permits
         self._waiters: deque[Future[None]] = deque()
-        self._lock = threading.Lock()
+        # Reentrant: a dropped permit may be collected, and so given back, while this thread holds the lock.
+        self._lock = threading.RLock()
 
     @property
     def available(self) -> int:

@@ -1,0 +1,57 @@
+"""The ``tinycortex`` command: each command is thin, and ends in one clear line and the right exit code.
+
+0: done. 1: failed, with one line on standard error. 2: wrong usage. 130: interrupted.
+"""
+
+import os
+import sys
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from tinycortex.cli.output import print_error
+from tinycortex.cli.root import app
+from tinycortex.errors import InvalidInputError, JobNotFoundError, PayloadError, TinycortexError
+
+OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        app(standalone_mode=True)
+    except SystemExit as end:
+        return _flush(end.code if isinstance(end.code, int) else FAILED)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has seen enough
+        return _abandon_output()
+    except InvalidInputError as error:
+        print_error(str(error))
+        return FAILED if isinstance(error, JobNotFoundError | PayloadError) else WRONG_USAGE
+    except TinycortexError as error:
+        print_error(str(error))
+    except DBAPIError as error:
+        print_error(f"the database refused: {error.orig}")  # never the statement or its values
+    except SQLAlchemyError as error:
+        print_error(f"the database cannot be used: {type(error).__name__}")
+    except OSError as error:
+        print_error(f"{error.filename or 'the system'}: {error.strerror or error}")
+    return FAILED
+
+
+def _flush(code: int) -> int:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _abandon_output()
+    return code
+
+
+def _abandon_output() -> int:
+    # Python flushes standard output once more at its exit; it must find somewhere to write.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return OK
