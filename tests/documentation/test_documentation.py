@@ -24,7 +24,7 @@ def rows(page: str) -> list[list[str]]:
     """Return the cells of every table row of a page, less heads and rules."""
     lines = [line for line in (ROOT / "docs" / page).read_text().splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-    return [row for row in cells if not set(row[0]) <= set("-:") and row[0] not in {"rule", "promise", "hole"}]
+    return [row for row in cells if not set(row[0]) <= set("-:|") and row[0] not in {"rule", "promise", "hole"}]
 
 
 def resolve(symbol: str) -> object:
