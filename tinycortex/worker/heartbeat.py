@@ -33,23 +33,32 @@ class Heartbeat:
     def __init__(self, jobs: JobRepository, *, beat_ms: int) -> None:
         self._jobs = jobs
         self._beat_ms = beat_ms
+        self._start_afresh()
+
+    def _start_afresh(self) -> None:
+        self._process = os.getpid()
         self._watched: dict[str, _Watched] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._process = 0
-        self._closing = False
+        self._stop = threading.Event()
+        self._asleep = False
 
     def watch(self, job: Job, signals: RunSignals) -> None:
         """Look after the claim ``job`` until it is dropped."""
+        if self._process != os.getpid():
+            self._start_afresh()  # thread, claims and perhaps a held lock are the parent's
         lease_ms = (job.locked_until_ms or 0) - (job.started_at_ms or 0)
         with self._changed:
             self._watched[job.id] = _Watched(job, signals, lease_ms, time.monotonic())
-            if self._thread is None or self._process != os.getpid():
-                self._process, self._closing = os.getpid(), False
-                self._thread = threading.Thread(target=self._serve, name="tinycortex-heartbeat", daemon=True)
+            if self._thread is None:
+                # Each thread has a stop of its own: one that is still ending cannot be called back to life.
+                self._stop = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._serve, args=(self._stop,), name="tinycortex-heartbeat", daemon=True
+                )
                 self._thread.start()
-            elif len(self._watched) == 1 or lease_ms < self._beat_ms * _RENEWALS_PER_LEASE:
-                self._changed.notify()
+            elif self._asleep or lease_ms < self._beat_ms * _RENEWALS_PER_LEASE:
+                self._changed.notify_all()
 
     def drop(self, job: Job) -> None:
         """Look after the claim no more."""
@@ -57,12 +66,15 @@ class Heartbeat:
             self._watched.pop(job.id, None)
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the thread, and wait for its end."""
+        if self._process != os.getpid():
+            return
         with self._changed:
-            self._closing, thread, self._thread = True, self._thread, None
+            thread, self._thread = self._thread, None
             self._watched.clear()
-            self._changed.notify()
-        if thread is not None and self._process == os.getpid():
+            self._stop.set()
+            self._changed.notify_all()
+        if thread is not None:
             thread.join()
 
     def beat(self) -> None:
@@ -104,15 +116,32 @@ class Heartbeat:
             claim.signals.lease_lost = True
             logger.warning("job %s (%s): its lease is lost", claim.job.id, claim.job.kind)
 
-    def _serve(self) -> None:
-        while True:
-            with self._changed:
-                leases = [claim.lease_ms / _RENEWALS_PER_LEASE for claim in self._watched.values()]
-                self._changed.wait(min([self._beat_ms, *leases]) / 1000 if leases else None)
-                if self._closing:
-                    return
+    def _serve(self, stop: threading.Event) -> None:
+        beaten_at = time.monotonic()
+        while self._wait_for_beat(stop, beaten_at):
             try:
                 self.beat()
             except Exception:
                 # Whatever it is, leases must go on being renewed.
                 logger.exception("the heartbeat failed once and goes on")
+            beaten_at = time.monotonic()
+
+    def _wait_for_beat(self, stop: threading.Event, beaten_at: float) -> bool:
+        """Wait until the next beat is due; False when the thread shall end.
+
+        What is waited for is asked before each wait: a notice that comes while nobody waits is gone.
+        And a notice only shortens the wait: claims that come and go must not put a beat off.
+        """
+        with self._changed:
+            while not stop.is_set():
+                if not self._watched:
+                    self._asleep = True
+                    self._changed.wait()
+                    self._asleep = False
+                    continue
+                leases = (claim.lease_ms / _RENEWALS_PER_LEASE for claim in self._watched.values())
+                left = beaten_at + min(self._beat_ms, *leases) / 1000 - time.monotonic()
+                if left <= 0:
+                    return True
+                self._changed.wait(left)
+        return False
