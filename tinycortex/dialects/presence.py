@@ -2,10 +2,17 @@
 
 import contextlib
 import hashlib
+import logging
+import os
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
+logger = logging.getLogger(__name__)
+
+_FOLDER_ATTEMPTS = 20
 
 
 class FilePresence:
@@ -16,23 +23,46 @@ class FilePresence:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._start_afresh()
+
+    def _start_afresh(self) -> None:
+        self._process = os.getpid()
         self._held: dict[str, FileLock] = {}
+        self._one_at_a_time = threading.Lock()
 
     def announce(self, worker_id: str) -> None:
-        """Create and lock the worker's file."""
-        if worker_id not in self._held:
+        """Create and lock the worker's file. Where that is impossible, the worker's leases alone decide."""
+        if self._process != os.getpid():
+            self._start_afresh()  # what the parent holds is not this process's to give back
+        if worker_id in self._held:
+            return
+        with self._one_at_a_time:
+            if worker_id not in self._held:
+                self._held[worker_id] = lock = _lock(self._path(worker_id))
+                try:
+                    self._acquire(lock)
+                except (Timeout, OSError) as error:
+                    logger.warning("%s: no file for this worker (%s); its leases decide", self._folder, error)
+
+    def _acquire(self, lock: FileLock) -> None:
+        # Another worker may remove the empty folder between its making and the file's.
+        for _attempt in range(_FOLDER_ATTEMPTS):
             self._folder.mkdir(exist_ok=True)
-            lock = _lock(self._path(worker_id))
-            lock.acquire()
-            self._held[worker_id] = lock
+            with contextlib.suppress(FileNotFoundError):
+                lock.acquire()
+                return
+        raise FileNotFoundError(f"{self._folder} is removed as often as it is made")
 
     def withdraw(self) -> None:
         """Unlock and remove this object's files, and the folder when it was the last."""
-        for worker_id, lock in self._held.items():
-            if lock.is_locked:  # not in a forked child, where the locks are still the parent's
-                self._path(worker_id).unlink(missing_ok=True)
-            lock.release()
-        self._held.clear()
+        if self._process != os.getpid():
+            return
+        with self._one_at_a_time:
+            for worker_id, lock in self._held.items():
+                if lock.is_locked:
+                    self._path(worker_id).unlink(missing_ok=True)
+                    lock.release()
+            self._held.clear()
         self._remove_empty_folder()
 
     def find_dead(self, worker_ids: Iterable[str]) -> list[str]:

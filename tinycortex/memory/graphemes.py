@@ -27,8 +27,9 @@ def is_boundary(text: str, index: int, start: int = 0) -> bool:
 
 
 def find_boundary_before(text: str, index: int, low: int, start: int) -> int | None:
-    """Return the last boundary in ``low..index``, or None when there is none."""
-    return next((cut for cut in range(index, low - 1, -1) if is_boundary(text, cut, start)), None)
+    """Return the last boundary in ``low..index`` that tears no run of white space, or None."""
+    cuts = (cut for cut in range(index, low - 1, -1) if not (text[cut - 1].isspace() and text[cut].isspace()))
+    return next((cut for cut in cuts if is_boundary(text, cut, start)), None)
 
 
 def find_boundary_after(text: str, index: int, high: int, start: int) -> int | None:
