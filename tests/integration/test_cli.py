@@ -200,6 +200,32 @@ def test_secrets_of_jobs_are_masked_unless_asked_for(run: Run) -> None:
     assert "hunter2" in run("jobs", "show", "job:1", "--raw", "--json")[1]
 
 
+def test_a_settled_job_cannot_be_retried_or_cancelled(run: Run, notes: Path) -> None:
+    """The call was well formed, and what it asked for failed: 1, and one line that says why."""
+    run("ingest", str(notes), "--work")
+    (job,) = json.loads(run("jobs", "list", "--status", "done", "--limit", "1", "--json")[1])
+    for command in ("retry", "cancel"):
+        code, _out, err = run("jobs", command, job["id"])
+        assert (code, len(err.splitlines())) == (1, 1)
+        assert "is done" in err
+
+
+def test_a_job_that_fails_for_good_is_no_success(run: Run, notes: Path) -> None:
+    """`ingest --work` says so in its table and its exit code."""
+    run("db", "upgrade")
+    with sqlite3.connect("chunks.db") as connection:
+        connection.execute(
+            "INSERT INTO mem_tree_jobs (id, kind, payload_json, available_at_ms, created_at_ms) "
+            "VALUES ('job:1', 'extract_chunk', '{}', 0, 0)"
+        )
+    connection.close()
+    code, out, _err = run("ingest", str(notes), "--work")
+    assert code == 1
+    assert "now failed" in out
+    code, out, _err = run("ingest", str(notes), "--work", "--json")
+    assert (code, json.loads(out)["jobs_left"]["failed"]) == (0, 1)  # an old failure is no failure of this run
+
+
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     """`status | head -1` ends quietly."""
     process = subprocess.run(

@@ -10,9 +10,9 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from tinycortex.cli.output import print_error
 from tinycortex.cli.root import app
-from tinycortex.errors import InvalidInputError, JobNotFoundError, PayloadError, TinycortexError
+from tinycortex.errors import TinycortexError
 
-OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, INTERRUPTED = 0, 1, 130  # and 2, wrong usage, is Typer's own
 
 
 def main() -> None:
@@ -29,9 +29,6 @@ def _run() -> int:
         return INTERRUPTED
     except BrokenPipeError:  # whoever read our output has seen enough
         return _abandon_output()
-    except InvalidInputError as error:
-        print_error(str(error))
-        return FAILED if isinstance(error, JobNotFoundError | PayloadError) else WRONG_USAGE
     except TinycortexError as error:
         print_error(str(error))
     except DBAPIError as error:

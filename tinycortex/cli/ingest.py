@@ -17,7 +17,7 @@ from tinycortex.domain.jobs import JobStatus, NewJob
 from tinycortex.domain.kinds import JobKind
 from tinycortex.domain.payloads import FlushStalePayload
 from tinycortex.errors import SourceError
-from tinycortex.memory.outline import Outline, SummaryOutline
+from tinycortex.memory.outline import Outline
 
 _DEFERRED_MS = 2_000
 """A deferred embedding batch comes back well within this; a retry does not, and is left to a worker."""
@@ -35,19 +35,21 @@ def ingest(
     started = time.monotonic()
     with open_cortex(ctx) as cortex, _progress() as progress:
         files, chunks, enqueued, problems = _ingest(cortex, progress, paths, source_id, owner)
-        before = _done_by_kind(cortex)
+        before, failed_before = _done_by_kind(cortex), cortex.status().by_status[JobStatus.FAILED]
         if work:
             _work(cortex, progress)
         done = _done_by_kind(cortex)
         done.subtract(before)
         jobs_done = {kind: jobs for kind, jobs in sorted(done.items()) if jobs > 0}
+        by_status = cortex.status().by_status
+        left = {word: by_status[word] for word in (JobStatus.READY, JobStatus.RUNNING, JobStatus.FAILED)}
         report = {
             "files": files,
             "chunks": chunks,
             "jobs_enqueued": enqueued,
             "jobs_done": jobs_done,
-            "jobs_left": {word: cortex.status().by_status[word] for word in ("ready", "running", "failed")},
-            "summaries": _count_summaries(cortex),
+            "jobs_left": left,
+            "summaries": Outline(cortex.database).count_summaries(),
             "problems": problems,
             "seconds": round(time.monotonic() - started, 3),
         }
@@ -56,8 +58,9 @@ def ingest(
     else:
         rows = [(name, report[name]) for name in ("files", "chunks", "jobs_enqueued", "summaries", "seconds")]
         rows += [(f"done {kind}", jobs) for kind, jobs in jobs_done.items()]
+        rows += [(f"now {word}", jobs) for word, jobs in left.items() if jobs > 0]
         print_table(("what", "how many"), rows)
-    if problems:
+    if problems or (work and left[JobStatus.FAILED] > failed_before):
         raise typer.Exit(1)
 
 
@@ -113,10 +116,3 @@ def _work(cortex: Cortex, progress: Progress) -> None:
 def _done_by_kind(cortex: Cortex) -> Counter[str]:
     by_kind = cortex.status().by_kind
     return Counter({kind: statuses.get(JobStatus.DONE, 0) for kind, statuses in by_kind.items()})
-
-
-def _count_summaries(cortex: Cortex) -> int:
-    def count(summaries: tuple[SummaryOutline, ...]) -> int:
-        return sum(1 + count(summary.children) for summary in summaries)
-
-    return sum(count(tree.summaries) for tree in Outline(cortex.database).list_trees())

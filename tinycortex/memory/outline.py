@@ -67,6 +67,11 @@ class Outline:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    def count_summaries(self) -> int:
+        """Count the summaries of all trees, without reading them."""
+        with self._database.reading() as session:
+            return TreeRepository(session).count_summaries()
+
     def list_trees(self, scope: str | None = None) -> list[TreeOutline]:
         """List the trees over ``scope``, or all of them, by kind and scope."""
         with self._database.reading() as session:

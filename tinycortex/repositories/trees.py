@@ -217,6 +217,10 @@ class TreeRepository:
         }
         return [found[summary_id] for summary_id in wanted if summary_id in found]
 
+    def count_summaries(self) -> int:
+        """Count the summaries of all trees."""
+        return self._session.scalar(select(func.count()).select_from(SummaryRow)) or 0
+
     def list_summaries(self, tree_id: str) -> list[Summary]:
         """List a tree's summaries from the highest level down, in the order of their sealing."""
         search = _SUMMARIES.where(SummaryRow.tree_id == tree_id)

@@ -167,8 +167,12 @@ class WorkerStep:
         Raises:
             StorageError: it still cannot.
         """
-        while self._unsettled:
-            self.settle(*self._unsettled.popleft())
+        while True:
+            try:
+                claim, result = self._unsettled.popleft()
+            except IndexError:  # asked this way, since another thread may take the last one first
+                return
+            self.settle(claim, result)
 
     def _give_back(self, claim: Claim) -> None:
         self._let_go(claim)
