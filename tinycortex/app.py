@@ -123,7 +123,11 @@ class Cortex:
             StorageError: the database could not be read.
         """
         cortex = cls((settings or load_settings()).with_url(url), delegates=delegates, clock=clock)
-        schema.verify(cortex.database)
+        try:
+            schema.verify(cortex.database)
+        except BaseException:
+            cortex.close()
+            raise
         return cortex
 
     @classmethod
