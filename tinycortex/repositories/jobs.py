@@ -146,10 +146,10 @@ class JobRepository(JobLife):
     def _purge_batches(
         self, status: JobStatus, remembered: tuple[tuple[str, int], ...], values: dict[str, int]
     ) -> Iterator[int]:
-        search = upkeep_sql.find_purgeable(remembered)
+        search = upkeep_sql.find_purgeable(status, remembered)
         while True:
             with self._database.reading() as tx:
-                ids = list(execute(tx, search, {**values, "status": status.value}).scalars())
+                ids = list(execute(tx, search, values).scalars())
             if not ids:
                 return
             with self._database.transaction() as tx:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from sqlalchemy import TextClause, bindparam, text
 
 from tinycortex.domain import policy
+from tinycortex.domain.jobs import JobStatus
 from tinycortex.domain.kinds import RETIRED_JOB_KINDS
 from tinycortex.repositories.job_sql import CANCELLED, FREE
 
@@ -58,20 +59,22 @@ PURGE_RETIRED = text("DELETE FROM mem_tree_jobs WHERE kind IN :kinds").bindparam
 
 
 @lru_cache(maxsize=16)
-def find_purgeable(remembered: tuple[tuple[str, int], ...]) -> TextClause:
-    """Return the search for settled rows of ``status`` that completed before ``before_ms``, ``batch`` at most.
+def find_purgeable(status: JobStatus, remembered: tuple[tuple[str, int], ...]) -> TextClause:
+    """Return the search for ``status`` rows that completed before ``before_ms``, ``batch`` at most.
 
-    A row completes after it came due, so the index (status, available_at_ms) bounds the search. Rows of
-    ``remembered`` kinds are kept at least as long as said (ms): their keys still have something to say.
+    A row that ran came due before it completed, so the index (status, available_at_ms) bounds the search;
+    one that was cancelled may never have come due. Rows of ``remembered`` kinds are kept at least as long
+    as said (ms): their keys still have something to say.
     """
     cases = " ".join(
         f"WHEN kind = :kind_{number} THEN :now_ms - {kept_ms:d}" for number, (_kind, kept_ms) in enumerate(remembered)
     )
     own = f"AND completed_at_ms < CASE {cases} ELSE :before_ms END" if cases else ""
+    due = "" if status is JobStatus.CANCELLED else "AND available_at_ms < :before_ms"
     return text(
         f"""
         SELECT id FROM mem_tree_jobs
-        WHERE status = :status AND available_at_ms < :before_ms AND completed_at_ms < :before_ms {own}
+        WHERE status = '{status}' {due} AND completed_at_ms < :before_ms {own}
         LIMIT :batch
         """
     ).bindparams(*(bindparam(f"kind_{number}", kind) for number, (kind, _kept) in enumerate(remembered)))
