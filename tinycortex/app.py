@@ -95,6 +95,7 @@ class Cortex:
             self._step,
             bootstrap=self.bootstrap,
             tick=self.tick,
+            recover=self.recover_stale_locks,
             worker=settings.worker,
             scheduler=settings.scheduler,
         )

@@ -57,6 +57,7 @@ class WorkerSettings(_Group):
     disk_full_ms: Milliseconds = Field(30_000, description="Pause after a full disk.")
     host_io_ms: Milliseconds = Field(30_000, description="Pause after an I/O fault of the host.")
     other_ms: Milliseconds = Field(500, description="Pause after any other storage fault.")
+    recover_ms: Milliseconds = Field(5_000, description="How often a worker looks for rows of dead workers (ms).")
     heartbeat_ms: Annotated[int, Field(ge=10, le=60_000)] = Field(
         1_000, description="How often the claims of running handlers are looked after (ms)."
     )

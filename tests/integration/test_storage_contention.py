@@ -1,0 +1,224 @@
+"""Several writers and one file: they take turns, and nobody is told that it is locked unless it stays so."""
+
+import logging
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from sqlalchemy import Connection, Engine, event
+
+from background import outcome, program, until, working
+from tinycortex import Cortex, Done, JobStatus, NewJob, Settings, StorageBusyError, schema
+from tinycortex.config import DatabaseSettings, WorkerSettings
+from tinycortex.testing import FakeDelegates, JobRowFactory, ManualClock, NewJobFactory, insert_rows
+
+OpenCortex = Callable[..., Cortex]
+
+IMPATIENT = Settings(
+    database=DatabaseSettings(busy_timeout_ms=50), worker=WorkerSettings(idle_ms=5, busy_ms=5, recover_ms=0)
+)
+
+PRODUCE = """
+import sys
+from tinycortex import Cortex, NewJob
+
+url, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+with Cortex.open(url) as cortex:
+    for number in range(first, last):
+        assert cortex.enqueue(NewJob(kind="note", payload_json=f'{{"number": {number}}}', dedupe_key=f"note:{number}"))
+"""
+
+WORK = """
+import sys, threading
+from pydantic import BaseModel
+from tinycortex import Cortex, Settings
+from tinycortex.config import WorkerSettings
+
+class Note(BaseModel):
+    number: int
+
+stop = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+with Cortex.open(sys.argv[1], settings=Settings(worker=WorkerSettings(idle_ms=5))) as cortex:
+    cortex.handler("note", payload=Note)(lambda ctx, payload: print(payload.number))
+    cortex.run_sync(stop)
+"""
+
+
+class Note(BaseModel):
+    text: str = ""
+
+
+@pytest.fixture
+def hold(database_url: str) -> Iterator[sqlite3.Connection]:
+    """A connection of another program, for holding the write lock."""
+    path = database_url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as connection:
+        yield connection
+
+
+def watch_faults(cortex: Cortex) -> list[object]:
+    """Return the faults that a queue's database meets from now on, as a list that grows."""
+    met: list[object] = []
+    event.listen(cortex.database.engine, "handle_error", met.append)
+    return met
+
+
+def test_four_workers_and_four_producers_share_one_file(cortex: Cortex, database_url: str) -> None:
+    """No process is told that the file is locked, each job runs once, and no attempt is burnt."""
+    with ExitStack() as processes:
+        workers = [processes.enter_context(program(WORK, database_url)) for _ in range(4)]
+        producers = [
+            processes.enter_context(program(PRODUCE, database_url, str(first), str(first + 150)))
+            for first in range(0, 600, 150)
+        ]
+        assert [outcome(producer) for producer in producers] == [(0, "", "")] * 4
+        until(lambda: not cortex.jobs.list_jobs(status=JobStatus.READY, kind="note", limit=1))
+        outcomes = [outcome(worker) for worker in workers]  # the end of their input stops them
+    assert [(code, err) for code, _out, err in outcomes] == [(0, "")] * 4
+    assert sorted(int(number) for _code, out, _err in outcomes for number in out.split()) == list(range(600))
+    jobs = cortex.jobs.list_jobs(kind="note", limit=1_000)
+    assert {(job.status, job.attempts, job.claim_token) for job in jobs} == {(JobStatus.DONE, 1, 1)}
+    assert len(jobs) == 600
+
+
+def test_whatever_writes_begins_as_a_writer(empty_database_url: str, clock: ManualClock) -> None:
+    """A reader that turns into a writer fails at once when another one wrote in between, however long it may wait."""
+    begun: dict[int, str] = {}
+    writes: set[tuple[str | None, str]] = set()
+
+    def executing(connection: Connection, _cursor: object, statement: str, *_rest: Any) -> None:
+        words = statement.split()
+        if words[0] == "BEGIN":
+            begun[id(connection.connection.dbapi_connection)] = statement
+        elif re.search(r"\b(INSERT|UPDATE|DELETE|REPLACE|CREATE|ALTER|DROP)\b", statement):
+            writes.add((begun.get(id(connection.connection.dbapi_connection)), words[0]))
+
+    def ended(connection: Connection) -> None:
+        begun.pop(id(connection.connection.dbapi_connection), None)
+
+    listeners: list[tuple[str, Callable[..., None]]] = [
+        ("before_cursor_execute", executing),
+        ("commit", ended),
+        ("rollback", ended),
+    ]
+    for name, listener in listeners:
+        event.listen(Engine, name, listener)
+    try:
+        schema.upgrade(empty_database_url)
+        with Cortex.open(empty_database_url, clock=clock) as cortex:
+            do_everything(cortex)
+    finally:
+        for name, listener in listeners:
+            event.remove(Engine, name, listener)
+    assert {verb for _begin, verb in writes} >= {"INSERT", "UPDATE", "DELETE", "CREATE", "ALTER"}
+    assert {begin for begin, _verb in writes} == {"BEGIN IMMEDIATE"}
+
+
+def do_everything(cortex: Cortex) -> None:
+    cortex.handler("note", payload=Note)(lambda _ctx, _payload: Done(follow_ups=[NewJobFactory.build()]))
+    cortex.enqueue(NewJob.of("note", Note()))
+    insert_rows(
+        cortex.database,
+        JobRowFactory.build(kind="digest_daily"),
+        JobRowFactory.build(expired=True),
+        JobRowFactory.build(failed_transient=True),
+    )
+    cortex.ingestor.ingest_text("chat", "room", "Ada asked Grace for the figures.\n", timestamp_ms=1)
+    cortex.bootstrap()
+    cortex.tick()
+    cortex.drain_until_idle()
+    cortex.cancel(str(cortex.enqueue(NewJobFactory.build())))
+    cortex.jobs.claim_next()
+    cortex.release_running_locks()
+    cortex.retry_all_failed()
+    cortex.purge(0)
+    cortex.ensure_reembed_backfill()
+
+
+@pytest.mark.parametrize("way", ["run_sync", "run"])
+def test_a_worker_outlasts_a_lock_that_is_held_too_long(
+    open_cortex: OpenCortex,
+    hold: sqlite3.Connection,
+    caplog: pytest.LogCaptureFixture,
+    way: str,
+) -> None:
+    """Held from before its start, the lock is waited for, told of once, and forgotten; no attempt is burnt."""
+    cortex = open_cortex(IMPATIENT)
+    job_id = str(cortex.enqueue(NewJobFactory.build()))
+    met = watch_faults(cortex)
+    hold.execute("BEGIN IMMEDIATE")
+    with working(cortex, way):
+        until(lambda: len(met) >= 5)
+        with pytest.raises(StorageBusyError, match=r"chunks\.db"):
+            cortex.enqueue(NewJobFactory.build())
+        hold.execute("ROLLBACK")
+        until(lambda: cortex.get_job(job_id).status is JobStatus.DONE)
+    assert cortex.get_job(job_id).attempts == 1
+    assert [(record.levelno, record.exc_info) for record in caplog.records] == [(logging.WARNING, None)]
+
+
+@pytest.mark.parametrize("way", ["run_sync", "run"])
+def test_a_worker_goes_on_after_a_lock(open_cortex: OpenCortex, hold: sqlite3.Connection, way: str) -> None:
+    """One that was at work already takes up the next job after the lock is let go."""
+    cortex = open_cortex(IMPATIENT)
+    met = watch_faults(cortex)
+    with working(cortex, way):
+        for _ in range(2):
+            job_id = str(cortex.enqueue(NewJobFactory.build()))
+            until(lambda: cortex.get_job(job_id).status is JobStatus.DONE)  # noqa: B023 - waited for here
+            met.clear()
+            hold.execute("BEGIN IMMEDIATE")
+            until(lambda: met)
+            hold.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize("way", ["run_sync", "run"])
+def test_a_result_outlasts_a_lock(open_cortex: OpenCortex, hold: sqlite3.Connection, way: str) -> None:
+    """A job whose settlement met the lock is not run again: its result waits."""
+    cortex = open_cortex(IMPATIENT)
+    met = watch_faults(cortex)
+    ran: list[object] = []
+
+    def note(ctx: object, _payload: Note) -> None:
+        ran.append(ctx)
+        hold.execute("BEGIN IMMEDIATE")
+
+    cortex.handler("note", payload=Note)(note)
+    job_id = str(cortex.enqueue(NewJob.of("note", Note())))
+    with working(cortex, way):
+        until(lambda: len(met) >= 3)
+        assert cortex.get_job(job_id).status is JobStatus.RUNNING
+        hold.execute("ROLLBACK")
+        until(lambda: cortex.get_job(job_id).status is JobStatus.DONE)
+    assert (len(ran), cortex.get_job(job_id).attempts) == (1, 1)
+
+
+@pytest.mark.parametrize("way", ["run_sync", "run"])
+@pytest.mark.parametrize("busy_times", [0, 5])
+def test_there_is_no_worker_without_its_scheduler(
+    open_cortex: OpenCortex, monkeypatch: pytest.MonkeyPatch, way: str, busy_times: int
+) -> None:
+    """A tick that meets a busy database is tried again until it is done; any other error ends the loop."""
+    cortex = open_cortex(IMPATIENT, delegates=FakeDelegates())
+    faults: list[Exception] = [StorageBusyError("busy") for _ in range(busy_times)]
+    enqueue_flush = cortex._maintenance.enqueue_flush_stale
+
+    def failing(max_age_secs: int) -> str | None:
+        if faults:
+            raise faults.pop()
+        return enqueue_flush(max_age_secs)
+
+    monkeypatch.setattr(cortex._maintenance, "enqueue_flush_stale", failing)
+    if busy_times:
+        with working(cortex, way):
+            until(lambda: cortex.jobs.list_jobs(kind="flush_stale", status=JobStatus.DONE))
+        assert faults == []
+    else:
+        faults.append(RuntimeError("broken"))
+        with pytest.raises(RuntimeError, match="broken"), working(cortex, way) as worker:
+            assert worker.ended.wait(60)
