@@ -32,6 +32,14 @@ class JobStatus(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
+    @classmethod
+    def parse(cls, word: str) -> Self:
+        """Return the status that ``word`` names, or raise :class:`InvalidInputError`."""
+        try:
+            return cls(word)
+        except ValueError as error:
+            raise InvalidInputError(f"a job's status is one of {', '.join(cls)}, not {word!r}") from error
+
     @property
     def is_terminal(self) -> bool:
         """Tell whether no worker will touch the row again by itself."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import uuid_utils
-from sqlalchemy import TextClause
+from sqlalchemy import Row, TextClause
 from sqlalchemy.orm import Session
 
 from tinycortex.db import Database
@@ -14,7 +14,7 @@ from tinycortex.domain.jobs import Job, JobStatus, NewJob, check_instant
 from tinycortex.domain.kinds import BUILTIN_KINDS, KindSpec, OnDuplicate, check_lease_ms
 from tinycortex.domain.payloads import parse_payload
 from tinycortex.domain.text import error_text
-from tinycortex.errors import InvalidInputError, JobFailure
+from tinycortex.errors import InvalidInputError, JobFailure, PayloadError
 from tinycortex.repositories import job_sql
 from tinycortex.repositories.job_reader import JobReader, count_changed, execute, job_of
 
@@ -87,23 +87,30 @@ class JobLife(JobReader):
         if strangers := [job for job in wanted if not isinstance(job, NewJob)]:
             raise InvalidInputError(f"enqueue takes NewJob values, not {type(strangers[0]).__name__}")
         now_ms = self._clock.now_ms()
-        rows = [self._row(job, now_ms) for job in wanted]
-        order = sorted(range(len(rows)), key=lambda index: rows[index]["dedupe_key"] or "")
+        # Minted in the order given, since ids break ties between equal times. The rows themselves are built
+        # a statement at a time: beside the jobs only their ids are held.
+        ids = [_mint_id() for _ in wanted]
+        taken: list[str | None] = [None] * len(wanted)
+        order = sorted(range(len(wanted)), key=lambda index: wanted[index].dedupe_key or "")
         plain = [index for index in order if self._on_duplicate(wanted[index]) is OnDuplicate.IGNORE]
-        inserted: set[str] = set()
         with self._database.within(session) as tx:
             for start in range(0, len(plain), _ROWS_PER_INSERT):
-                inserted.update(self._insert(tx, [rows[index] for index in plain[start : start + _ROWS_PER_INSERT]]))
+                batch = plain[start : start + _ROWS_PER_INSERT]
+                inserted = self._insert(tx, [self._row(wanted[index], ids[index], now_ms) for index in batch])
+                for index in batch:
+                    taken[index] = ids[index] if ids[index] in inserted else None
             for index in order:
                 if self._on_duplicate(wanted[index]) is not OnDuplicate.IGNORE:
-                    inserted.update(self._insert_replacing(tx, wanted[index], rows[index]))
-        return [row["id"] if row["id"] in inserted else None for row in rows]
+                    row = self._row(wanted[index], ids[index], now_ms)
+                    inserted = self._insert_replacing(tx, wanted[index], row)
+                    taken[index] = ids[index] if ids[index] in inserted else None
+        return taken
 
-    def _row(self, job: NewJob, now_ms: int) -> dict[str, Any]:
+    def _row(self, job: NewJob, job_id: str, now_ms: int) -> dict[str, Any]:
         spec = self._find_spec(job.kind)
         default_attempts = policy.DEFAULT_MAX_ATTEMPTS if spec is None else spec.max_attempts
         return {
-            "id": f"job:{uuid_utils.uuid7()}",
+            "id": job_id,
             "kind": job.kind,
             "payload_json": job.payload_json,
             "dedupe_key": job.dedupe_key,
@@ -116,24 +123,26 @@ class JobLife(JobReader):
         spec = self._find_spec(job.kind)
         return OnDuplicate.IGNORE if spec is None or job.dedupe_key is None else OnDuplicate(spec.on_duplicate)
 
-    def _insert(self, tx: Session, rows: list[dict[str, Any]]) -> Iterable[str]:
+    def _insert(self, tx: Session, rows: list[dict[str, Any]]) -> set[str]:
         values = {f"{field}_{number}": row[field] for number, row in enumerate(rows) for field in job_sql.INSERT_FIELDS}
-        return tx.execute(job_sql.enqueue_ignoring(len(rows)), values).scalars().all()
+        return set(tx.execute(job_sql.enqueue_ignoring(len(rows)), values).scalars())
 
-    def _insert_replacing(self, tx: Session, job: NewJob, row: dict[str, Any]) -> Iterable[str]:
+    def _insert_replacing(self, tx: Session, job: NewJob, row: dict[str, Any]) -> set[str]:
         spec = self._find_spec(job.kind)
-        outranks = (
-            spec is not None
-            and spec.outranks is not None
-            and spec.outranks(parse_payload(spec.payload, job.payload_json))
-        )
         rerun = self._on_duplicate(job) is OnDuplicate.RERUN
+        outranks = self._outranks(job.kind, job.payload_json)
         choices = {
             "rerun": int(rerun),
             "replace_ready": int(outranks or not rerun),
             "replace_rerun": int(outranks or spec is None or spec.outranks is None),
         }
-        return tx.execute(job_sql.ENQUEUE_REPLACING, row | choices).scalars().all()
+        return set(tx.execute(job_sql.ENQUEUE_REPLACING, row | choices).scalars())
+
+    def _outranks(self, kind: str, payload_json: str) -> bool:
+        spec = self._find_spec(kind)
+        if spec is None or spec.outranks is None:
+            return False
+        return spec.outranks(parse_payload(spec.payload, payload_json))
 
     # Claim
 
@@ -243,16 +252,36 @@ class JobLife(JobReader):
         values |= {"now_ms": self._clock.now_ms(), **_claim(job)}
         with self._database.within(session) as tx:
             row = execute(tx, statement, values).first()
+            held = row is not None
             if row is None:
-                execute(tx, job_sql.MARK_CANCELLED, values)
-                return False
-            if row[0] is not None:
-                self._enqueue_rerun(tx, job.kind, job.dedupe_key, job.max_attempts, row[0])
-            return True
+                row = execute(tx, job_sql.MARK_CANCELLED, values).first()
+            if row is not None:
+                self._pass_on_request(tx, row)
+            return held
 
-    def _enqueue_rerun(self, tx: Session, kind: str, key: str | None, max_attempts: int, payload_json: str) -> None:
-        rerun = NewJob(kind=kind, payload_json=payload_json, dedupe_key=key, max_attempts=max_attempts)
-        self.enqueue(rerun, session=tx)
+    def _pass_on_request(self, tx: Session, row: Row[Any]) -> None:
+        """See to the request that was kept with a row while it ran (``on_duplicate="rerun"``).
+
+        A row that runs again anyway takes it as its own payload, unless its own outranks it: the later run
+        then serves both. For a settled row it becomes a job of its own.
+        """
+        request = row.rerun_payload_json
+        if request is None:
+            return
+        if row.status == JobStatus.READY:
+            stays = self._is_higher(row.kind, row.payload_json) and not self._is_higher(row.kind, request)
+            payload = row.payload_json if stays else request
+            execute(tx, job_sql.TAKE_PAYLOAD, {"id": row.id, "payload_json": payload})
+            return
+        rerun = NewJob(kind=row.kind, payload_json=request, dedupe_key=row.dedupe_key, max_attempts=row.max_attempts)
+        # The key has just been freed in this transaction, so nothing can suppress it.
+        self._insert(tx, [self._row(rerun, _mint_id(), self._clock.now_ms())])
+
+    def _is_higher(self, kind: str, payload_json: str) -> bool:
+        try:
+            return self._outranks(kind, payload_json)
+        except PayloadError:  # another program's; the handler will say so
+            return False
 
     # Cancel
 
@@ -286,6 +315,10 @@ class JobLife(JobReader):
             for row in rows
             if claims[row.id] == (row.claim_token, row.attempts, row.started_at_ms)
         }
+
+
+def _mint_id() -> str:
+    return f"job:{uuid_utils.uuid7()}"
 
 
 def _claim(job: Job) -> dict[str, Any]:

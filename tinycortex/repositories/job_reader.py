@@ -68,7 +68,7 @@ class JobReader:
             raise InvalidInputError(f"limit is a whole number above 0, not {limit!r}")
         query = select(*JobRow.__table__.columns).order_by(JobRow.created_at_ms.desc(), JobRow.id.desc()).limit(limit)
         if status is not None:
-            query = query.where(JobRow.status == JobStatus(status).value)
+            query = query.where(JobRow.status == JobStatus.parse(status).value)
         if kind is not None:
             query = query.where(JobRow.kind == kind)
         with self._database.reading_within(session) as tx:

@@ -97,15 +97,17 @@ _FREE_TO_SETTLE = f"{HELD} AND cancel_requested_at_ms IS NULL"
 
 FREE = "locked_until_ms = NULL, locked_by = NULL, cancel_requested_at_ms = NULL"
 
-# A row that runs again takes the newest payload that was asked for meanwhile.
-TAKE_RERUN = "payload_json = COALESCE(rerun_payload_json, payload_json), rerun_payload_json = NULL"
+# What a row that stops running has to say about the request that was kept with it.
+KEPT = "RETURNING id, kind, dedupe_key, max_attempts, status, payload_json, rerun_payload_json"
+
+TAKE_PAYLOAD = text("UPDATE mem_tree_jobs SET payload_json = :payload_json, rerun_payload_json = NULL WHERE id = :id")
 
 MARK_DONE = text(
     f"""
     UPDATE mem_tree_jobs
     SET status = 'done', completed_at_ms = :now_ms, last_error = NULL, failure_reason = NULL,
         failure_class = NULL, deferred_since_ms = NULL, {FREE}
-    {_FREE_TO_SETTLE} RETURNING rerun_payload_json
+    {_FREE_TO_SETTLE} {KEPT}
     """
 )
 
@@ -114,7 +116,7 @@ MARK_FAILED = text(
     UPDATE mem_tree_jobs
     SET status = 'failed', completed_at_ms = :now_ms, last_error = :last_error,
         failure_reason = :failure_reason, failure_class = :failure_class, {FREE}
-    {_FREE_TO_SETTLE} RETURNING rerun_payload_json
+    {_FREE_TO_SETTLE} {KEPT}
     """
 )
 
@@ -122,8 +124,8 @@ MARK_RETRY = text(
     f"""
     UPDATE mem_tree_jobs
     SET status = 'ready', available_at_ms = :available_at_ms, last_error = :last_error,
-        failure_reason = NULL, failure_class = NULL, {TAKE_RERUN}, {FREE}
-    {_FREE_TO_SETTLE} RETURNING NULL
+        failure_reason = NULL, failure_class = NULL, {FREE}
+    {_FREE_TO_SETTLE} {KEPT}
     """
 )
 
@@ -132,29 +134,36 @@ MARK_DEFERRED = text(
     f"""
     UPDATE mem_tree_jobs
     SET status = 'ready', attempts = attempts - 1, available_at_ms = :available_at_ms, started_at_ms = NULL,
-        last_error = :last_error, {TAKE_RERUN}, {FREE},
+        last_error = :last_error, {FREE},
         deferred_since_ms = CASE WHEN :progress = 1 THEN NULL ELSE COALESCE(deferred_since_ms, :now_ms) END
-    {_FREE_TO_SETTLE} RETURNING NULL
+    {_FREE_TO_SETTLE} {KEPT}
     """
 )
 
 RELEASE = text(
     f"""
     UPDATE mem_tree_jobs
-    SET status = 'ready', attempts = attempts - 1, started_at_ms = NULL, {TAKE_RERUN}, {FREE}
-    {_FREE_TO_SETTLE} RETURNING NULL
+    SET status = 'ready', attempts = attempts - 1, started_at_ms = NULL, {FREE}
+    {_FREE_TO_SETTLE} {KEPT}
     """
 )
 
 CANCELLED = "status = 'cancelled', completed_at_ms = :now_ms, last_error = 'cancelled on request'"
 
-MARK_CANCELLED = text(f"UPDATE mem_tree_jobs SET {CANCELLED}, {FREE} {HELD} AND cancel_requested_at_ms IS NOT NULL")
+MARK_CANCELLED = text(
+    f"UPDATE mem_tree_jobs SET {CANCELLED}, {FREE} {HELD} AND cancel_requested_at_ms IS NOT NULL {KEPT}"
+)
 
 CANCEL_READY = text(f"UPDATE mem_tree_jobs SET {CANCELLED}, {FREE} WHERE id = :id AND status = 'ready'")
 
+# It takes back what was asked of the row so far, as it does for a ready row; what is asked later still runs.
 REQUEST_CANCEL = text(
-    "UPDATE mem_tree_jobs SET cancel_requested_at_ms = COALESCE(cancel_requested_at_ms, :now_ms) "
-    "WHERE id = :id AND status = 'running'"
+    """
+    UPDATE mem_tree_jobs
+    SET cancel_requested_at_ms = COALESCE(cancel_requested_at_ms, :now_ms),
+        rerun_payload_json = CASE WHEN cancel_requested_at_ms IS NOT NULL THEN rerun_payload_json END
+    WHERE id = :id AND status = 'running'
+    """
 )
 
 RENEW = text(f"UPDATE mem_tree_jobs SET locked_until_ms = :locked_until_ms {HELD}")

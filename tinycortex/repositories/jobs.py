@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import CursorResult
 from sqlalchemy.orm import Session
 
+from tinycortex.domain import policy
 from tinycortex.domain.jobs import JobStatus
 from tinycortex.domain.kinds import KindSpec
 from tinycortex.errors import InvalidInputError
@@ -47,8 +48,8 @@ class JobRepository(JobLife):
         """Give back every row that ``worker_id`` holds, attempts too; rows of others are not touched."""
         values = {"worker_id": worker_id, "now_ms": self._clock.now_ms()}
         with self._database.within(session) as tx:
-            cancelled = count_changed(tx, upkeep_sql.CANCEL_OWN, values)
-            return cancelled + count_changed(tx, upkeep_sql.RELEASE_OWN, values)
+            cancelled = self._freed(tx, execute(tx, upkeep_sql.CANCEL_OWN, values))
+            return cancelled + self._freed(tx, execute(tx, upkeep_sql.RELEASE_OWN, values))
 
     def recover_stale_locks(self, *, session: Session | None = None) -> int:
         """Free every running row whose lease is over; a row with no attempt left fails (contract §4.8).
@@ -57,20 +58,18 @@ class JobRepository(JobLife):
             How many rows were freed or failed.
         """
         with self._database.within(session) as tx:
-            return self._recovered(tx, execute(tx, upkeep_sql.RECOVER_EXPIRED, {"now_ms": self._clock.now_ms()}))
+            return self._freed(tx, execute(tx, upkeep_sql.RECOVER_EXPIRED, {"now_ms": self._clock.now_ms()}))
 
     def recover_owned(self, worker_ids: Iterable[str], *, session: Session | None = None) -> int:
         """Free every row held by workers that are known to be dead, as if their leases were over."""
         values = {"worker_ids": list(worker_ids), "now_ms": self._clock.now_ms()}
         with self._database.within(session) as tx:
-            return self._recovered(tx, execute(tx, upkeep_sql.RECOVER_OWNED, values))
+            return self._freed(tx, execute(tx, upkeep_sql.RECOVER_OWNED, values))
 
-    def _recovered(self, tx: Session, result: CursorResult[Any]) -> int:
+    def _freed(self, tx: Session, result: CursorResult[Any]) -> int:
         rows = result.all()
         for row in rows:
-            # A row that is ready again has taken the request to run once more; a failed one cannot.
-            if row.status == JobStatus.FAILED and row.rerun_payload_json is not None:
-                self._enqueue_rerun(tx, row.kind, row.dedupe_key, row.max_attempts, row.rerun_payload_json)
+            self._pass_on_request(tx, row)
         return len(rows)
 
     # Requeue
@@ -133,9 +132,11 @@ class JobRepository(JobLife):
             InvalidInputError: the age is no whole number of ms, or a status is not terminal.
             StorageError: some batches may have been deleted before.
         """
-        if isinstance(older_than_ms, bool) or not isinstance(older_than_ms, int) or older_than_ms < 0:
+        if isinstance(older_than_ms, bool) or not isinstance(older_than_ms, int):
             raise InvalidInputError(f"older_than_ms is a whole number of milliseconds, not {older_than_ms!r}")
-        wanted = [JobStatus(status) for status in statuses]
+        if not 0 <= older_than_ms <= policy.MAX_TIME_MS:
+            raise InvalidInputError(f"older_than_ms is between 0 and {policy.MAX_TIME_MS} ms, not {older_than_ms}")
+        wanted = [JobStatus.parse(status) for status in statuses]
         if alive := [status for status in wanted if not status.is_terminal]:
             raise InvalidInputError(f"only settled rows can be purged, not {alive[0]} ones")
         remembered = tuple((spec.kind, spec.remember_ms) for spec in kinds if spec.remember_ms > older_than_ms)
@@ -144,7 +145,7 @@ class JobRepository(JobLife):
         return sum(sum(self._purge_batches(status, remembered, values)) for status in wanted)
 
     def _purge_batches(
-        self, status: JobStatus, remembered: tuple[tuple[str, int], ...], values: dict[str, int]
+        self, status: JobStatus, remembered: tuple[tuple[str, int], ...], values: dict[str, Any]
     ) -> Iterator[int]:
         search = upkeep_sql.find_purgeable(status, remembered)
         while True:
@@ -153,4 +154,4 @@ class JobRepository(JobLife):
             if not ids:
                 return
             with self._database.transaction() as tx:
-                yield count_changed(tx, upkeep_sql.PURGE, {"ids": ids, "status": status.value})
+                yield count_changed(tx, upkeep_sql.PURGE, values | {"ids": ids, "status": status.value})

@@ -8,7 +8,7 @@ from sqlalchemy import TextClause, bindparam, text
 from tinycortex.domain import policy
 from tinycortex.domain.jobs import JobStatus
 from tinycortex.domain.kinds import RETIRED_JOB_KINDS
-from tinycortex.repositories.job_sql import CANCELLED, FREE
+from tinycortex.repositories.job_sql import CANCELLED, FREE, KEPT
 
 # Who was asked to stop, and is gone, has stopped.
 _ASKED = "cancel_requested_at_ms IS NOT NULL"
@@ -24,33 +24,29 @@ _RECOVER = f"""
         failure_class = CASE WHEN {_SPENT} AND NOT ({_ASKED}) THEN 'unrecoverable' END,
         last_error = CASE WHEN last_error IS NULL OR last_error = '' THEN '{policy.NOTE_RECOVERED}'
                      ELSE last_error END,
-        payload_json = CASE WHEN {_GOES_ON} THEN COALESCE(rerun_payload_json, payload_json) ELSE payload_json END,
-        rerun_payload_json = CASE WHEN {_GOES_ON} THEN NULL ELSE rerun_payload_json END,
         {FREE}
     """
-_RECOVERED = "RETURNING kind, dedupe_key, max_attempts, status, rerun_payload_json"
 
 # A running row without a lease is nobody's: without this it would run for ever.
 EXPIRED = "status = 'running' AND (locked_until_ms < :now_ms OR locked_until_ms IS NULL)"
 
-RECOVER_EXPIRED = text(f"{_RECOVER} WHERE {EXPIRED} {_RECOVERED}")
+RECOVER_EXPIRED = text(f"{_RECOVER} WHERE {EXPIRED} {KEPT}")
 
-RECOVER_OWNED = text(f"{_RECOVER} WHERE status = 'running' AND locked_by IN :worker_ids {_RECOVERED}").bindparams(
+RECOVER_OWNED = text(f"{_RECOVER} WHERE status = 'running' AND locked_by IN :worker_ids {KEPT}").bindparams(
     bindparam("worker_ids", expanding=True)
 )
 
 RELEASE_OWN = text(
     f"""
     UPDATE mem_tree_jobs
-    SET status = 'ready', attempts = attempts - 1, started_at_ms = NULL,
-        payload_json = COALESCE(rerun_payload_json, payload_json), rerun_payload_json = NULL, {FREE}
-    WHERE status = 'running' AND locked_by = :worker_id AND cancel_requested_at_ms IS NULL
+    SET status = 'ready', attempts = attempts - 1, started_at_ms = NULL, {FREE}
+    WHERE status = 'running' AND locked_by = :worker_id AND cancel_requested_at_ms IS NULL {KEPT}
     """
 )
 
 CANCEL_OWN = text(
     f"UPDATE mem_tree_jobs SET {CANCELLED}, {FREE} "
-    "WHERE status = 'running' AND locked_by = :worker_id AND cancel_requested_at_ms IS NOT NULL"
+    f"WHERE status = 'running' AND locked_by = :worker_id AND cancel_requested_at_ms IS NOT NULL {KEPT}"
 )
 
 PURGE_RETIRED = text("DELETE FROM mem_tree_jobs WHERE kind IN :kinds").bindparams(
@@ -80,10 +76,10 @@ def find_purgeable(status: JobStatus, remembered: tuple[tuple[str, int], ...]) -
     ).bindparams(*(bindparam(f"kind_{number}", kind) for number, (kind, _kept) in enumerate(remembered)))
 
 
-# The status again: a row may have been requeued since it was found.
-PURGE = text("DELETE FROM mem_tree_jobs WHERE id IN :ids AND status = :status").bindparams(
-    bindparam("ids", expanding=True)
-)
+# Status and age again: a row may have been requeued, and have settled anew, since it was found.
+PURGE = text(
+    "DELETE FROM mem_tree_jobs WHERE id IN :ids AND status = :status AND completed_at_ms < :before_ms"
+).bindparams(bindparam("ids", expanding=True))
 
 
 class Requeue(NamedTuple):
