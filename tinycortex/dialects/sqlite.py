@@ -3,12 +3,14 @@
 import logging
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event, make_url
+from sqlalchemy.exc import DBAPIError, DisconnectionError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from tinycortex.config import DatabaseSettings
 from tinycortex.dialects.presence import FilePresence
@@ -25,6 +27,7 @@ from tinycortex.errors import (
 logger = logging.getLogger(__name__)
 
 _BEGIN = "tinycortex_begin"
+_IDENTITY = "tinycortex_file"
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _IO_TRANSIENT = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
@@ -95,7 +98,7 @@ class SQLiteDialect:
 
     def create_engine(self, settings: DatabaseSettings) -> Engine:
         """Build the engine: WAL, foreign keys, busy timeout, and BEGIN IMMEDIATE for every write transaction."""
-        path = database_path(settings.url)
+        path = database_path(settings.url).absolute()  # where the engine opens it, whatever folder we are in later
         if path.is_dir():
             raise ConfigurationError(f"the database path {path} is a folder; name a file in it")
         engine = create_engine(
@@ -108,16 +111,24 @@ class SQLiteDialect:
             },
         )
 
+        keep_if_damaged = _keeper(engine, path)
+
         @event.listens_for(engine, "connect")
         def _prepare(connection: sqlite3.Connection, _record: object) -> None:
-            connection.execute("PRAGMA foreign_keys=ON")
-            _set_journal(connection, settings, path)
-            connection.execute("PRAGMA synchronous=FULL")
+            try:
+                connection.execute("PRAGMA foreign_keys=ON")
+                _set_journal(connection, settings, path)
+                connection.execute("PRAGMA synchronous=FULL")
+            except sqlite3.Error as error:
+                keep_if_damaged(error)
+                connection.close()
+                raise
 
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:
             connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN IMMEDIATE"))
 
+        _follow_the_file(engine, path)
         return engine
 
     def exists(self, settings: DatabaseSettings) -> bool:
@@ -151,6 +162,53 @@ def database_path(url: str) -> Path:
             "a database in memory, or a file: URI, is not one"
         )
     return Path(name)
+
+
+def _follow_the_file(engine: Engine, path: Path) -> None:
+    """Open anew what was moved or replaced: what is written into a file without a name is lost."""
+
+    @event.listens_for(engine, "connect")
+    def _remember(_connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
+        record.info[_IDENTITY] = _identity(path)
+
+    @event.listens_for(engine, "checkout")
+    def _compare(_connection: sqlite3.Connection, record: ConnectionPoolEntry, _proxy: object) -> None:
+        if record.info[_IDENTITY] != _identity(path):
+            raise DisconnectionError(f"{path} is another file by now")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _keeper(engine: Engine, path: Path) -> Callable[[BaseException], None]:
+    """Leave a damaged file and its write-ahead log as they are, for whoever wants to save them.
+
+    The last connection that closes would write the log into the file and remove it. One that may only
+    read cannot, so one such is opened when damage is met, and closed after all the others.
+    """
+    kept: list[sqlite3.Connection] = []
+
+    def keep_if_damaged(error: BaseException) -> None:
+        if not kept and is_sqlite_corrupt(error):
+            kept.append(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, check_same_thread=False))
+            with suppress(sqlite3.Error):  # the first read takes the file's lock, whatever it finds
+                kept[0].execute("PRAGMA schema_version").fetchone()
+
+    @event.listens_for(engine, "handle_error")
+    def _keep(context: ExceptionContext) -> None:
+        keep_if_damaged(context.original_exception)
+
+    @event.listens_for(engine, "engine_disposed")
+    def _let_go(_engine: Engine) -> None:
+        while kept:
+            kept.pop().close()
+
+    return keep_if_damaged
 
 
 def _set_journal(connection: sqlite3.Connection, settings: DatabaseSettings, path: Path) -> None:
