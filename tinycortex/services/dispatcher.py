@@ -117,7 +117,7 @@ class Dispatcher:
 async def _guarded(awaitable: Awaitable[Any]) -> object:
     try:
         return await awaitable
-    except (KeyboardInterrupt, SystemExit, StopIteration) as error:
+    except BaseException as error:  # noqa: BLE001 - see _Raised; and a timeout outranks whatever it led to
         return _Raised(error)
 
 
