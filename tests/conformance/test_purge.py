@@ -132,7 +132,7 @@ def just_before_the_delete(cortex: Cortex, change: str) -> Iterator[None]:
     "change",
     [
         "status = 'ready', completed_at_ms = NULL",
-        "status = 'running', completed_at_ms = NULL",
+        "status = 'running'",
         "completed_at_ms = 1700000000001",
     ],
 )
