@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tinycortex.config import QueueSettings
@@ -58,7 +59,7 @@ class WorkerStep:
         self._heartbeat = heartbeat
         self._settings = settings
         self._identity = WorkerIdentity()
-        self._unsettled: deque[tuple[Claim, Result]] = deque()
+        self._unsettled: deque[tuple[Claim, Result | None]] = deque()
 
     @property
     def worker_id(self) -> str:
@@ -84,8 +85,9 @@ class WorkerStep:
         try:
             claim = await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            if (claimed := await claiming) is not None:
-                await asyncio.to_thread(self._give_back, claimed)
+            with suppress(StorageError):  # it must not take the place of the request to stop
+                if (claimed := await claiming) is not None:
+                    await asyncio.to_thread(self._give_back, claimed)
             raise
         if claim is None:
             return False
@@ -132,7 +134,8 @@ class WorkerStep:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 if not claim.signals.after_thread(lambda: self._let_go(claim)):
-                    await asyncio.shield(asyncio.to_thread(self._give_back, claim))
+                    with suppress(StorageError):  # kept, and it must not take the place of the request to stop
+                        await asyncio.shield(asyncio.to_thread(self._give_back, claim))
                 raise
             result = error  # the handler's own, or of a job that was asked to stop
         except BaseException as error:  # noqa: BLE001 - SystemExit from a handler must not end the worker
@@ -148,18 +151,12 @@ class WorkerStep:
         all, and the fault raised for the loop to wait it out.
 
         Raises:
-            StorageError: the handler's, or the database could not write the result, which is then kept.
+            StorageError: the handler's, or the database could not write how the claim ended, which is then kept.
         """
-        if isinstance(result, StorageError):
-            self._give_back(claim)
-            raise result
-        self._heartbeat.drop(claim.job)
-        try:
-            self._settlement.settle(claim.job, result)
-        except StorageError:
-            self._heartbeat.watch(claim.job, claim.signals)
-            self._unsettled.append((claim, result))
-            raise
+        fault = result if isinstance(result, StorageError) else None
+        self._end(claim, None if fault else result)
+        if fault:
+            raise fault
 
     def settle_kept(self) -> None:
         """Write the results that the database could not take before.
@@ -172,11 +169,25 @@ class WorkerStep:
                 claim, result = self._unsettled.popleft()
             except IndexError:  # asked this way, since another thread may take the last one first
                 return
-            self.settle(claim, result)
+            self._end(claim, result)
+
+    def _end(self, claim: Claim, result: Result | None) -> None:
+        """Write how a claim ended, None for one that is given back unused; keep what cannot be written."""
+        self._heartbeat.drop(claim.job)
+        try:
+            if result is None:
+                self._jobs.release(claim.job)
+            else:
+                self._settlement.settle(claim.job, result)
+        except StorageError:
+            self._heartbeat.watch(claim.job, claim.signals)
+            self._unsettled.append((claim, result))
+            raise
 
     def _give_back(self, claim: Claim) -> None:
-        self._let_go(claim)
-        self._jobs.release(claim.job)
+        if claim.permit is not None:
+            claim.permit.release()
+        self._end(claim, None)
 
     def _let_go(self, claim: Claim) -> None:
         if claim.permit is not None:
