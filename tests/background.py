@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -80,7 +81,7 @@ def working(cortex: Cortex, way: str = "run_sync") -> Iterator[Worker]:
 
 @contextmanager
 def program(code: str, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a Python program during the block; one that is still running at the end is killed."""
+    """Run a Python program during the block; it and its children are killed when they still run at the end."""
     with subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         stdin=subprocess.PIPE,
@@ -88,14 +89,13 @@ def program(code: str, *arguments: str, **environment: str) -> Iterator[subproce
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **environment},
+        start_new_session=True,
     ) as process:
         try:
             yield process
         finally:
-            if process.poll() is None:
-                process.kill()
-                with suppress(BrokenPipeError):
-                    process.communicate()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def outcome(process: subprocess.Popen[str]) -> tuple[int, str, str]:

@@ -21,8 +21,9 @@ from tinycortex.testing import ManualClock, NewJobFactory
 OpenCortex = Callable[..., Cortex]
 
 FORK = """
-import os, sys, warnings
+import os, sys, threading, warnings
 from pydantic import BaseModel
+from sqlalchemy import event
 from tinycortex import Cortex, NewJob
 
 warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
@@ -37,9 +38,12 @@ def work(cortex, who):
     cortex.close()
 
 cortex = Cortex.open(sys.argv[1])
+opened = []
+event.listen(cortex.database.engine, "connect", lambda *_: opened.append(os.getpid()))
 
 @cortex.handler("note", payload=Note)
 async def note(ctx, payload):
+    assert "tinycortex-heartbeat" in {thread.name for thread in threading.enumerate()}  # alive, of this process
     sys.stdout.write(f"{payload.number}\\n")
     sys.stdout.flush()
 
@@ -50,6 +54,7 @@ for who in range(1, 5):
     child = os.fork()
     if child == 0:
         work(cortex, who)
+        assert os.getpid() in opened  # a connection must not cross a fork
         sys.exit(0)
     children.append(child)
 work(cortex, 0)
