@@ -49,6 +49,12 @@ class Heartbeat:
             self._start_afresh()  # thread, claims and perhaps a held lock are the parent's
         lease_ms = (job.locked_until_ms or 0) - (job.started_at_ms or 0)
         with self._changed:
+            other = self._watched.get(job.id)
+            if other is not None and other.job.claim_token > job.claim_token:
+                signals.lease_lost = True
+                return
+            if other is not None and other.job.claim_token < job.claim_token:
+                other.signals.lease_lost = True  # this very process has claimed the row anew
             self._watched[job.id] = _Watched(job, signals, lease_ms, time.monotonic())
             if self._thread is None:
                 # Each thread has a stop of its own: one that is still ending cannot be called back to life.
@@ -63,7 +69,9 @@ class Heartbeat:
     def drop(self, job: Job) -> None:
         """Look after the claim no more."""
         with self._changed:
-            self._watched.pop(job.id, None)
+            watched = self._watched.get(job.id)
+            if watched is not None and watched.job.claim_token == job.claim_token:
+                del self._watched[job.id]
 
     def close(self) -> None:
         """Stop the thread, and wait for its end."""
