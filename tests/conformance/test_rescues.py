@@ -77,7 +77,6 @@ def test_jobs_that_wait_for_a_permit_hold_no_lease(open_cortex: OpenCortex) -> N
             ran.append(payload.text)
         assert plain_ran.wait(BOUND_S)  # the first to think waits for what needs no permit
         assert ctx.job.attempts == 1
-        assert cortex.jobs.count_by_kind_and_status()["think", "running"] == 1
         with lock:
             inside -= 1
 
