@@ -217,8 +217,8 @@ def test_an_asynchronous_handler_is_cancelled_at_its_next_await(cortex: Cortex) 
 
     @cortex.handler("note", payload=Note, llm_bound=True)
     async def handler(ctx: JobContext, _payload: Note) -> None:
-        await asyncio.to_thread(cortex.cancel, ctx.job.id)
         try:
+            await asyncio.to_thread(cortex.cancel, ctx.job.id)  # the request may reach this await already
             await asyncio.wait_for(asyncio.Event().wait(), BOUND_S)
         finally:
             cleaned.append(ctx.cancel_requested)
@@ -247,8 +247,8 @@ def test_a_cancelled_run_writes_nothing(cortex: Cortex, clock: ManualClock, kind
 
     @cortex.handler("note", payload=Note)
     async def handler(ctx: JobContext, _payload: Note) -> Done | Defer:
-        await asyncio.to_thread(cortex.cancel, ctx.job.id)
         try:
+            await asyncio.to_thread(cortex.cancel, ctx.job.id)  # the request may reach this await already
             await asyncio.wait_for(asyncio.Event().wait(), BOUND_S)
         except asyncio.CancelledError:
             return plan(kind, clock)
