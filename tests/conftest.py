@@ -17,6 +17,14 @@ ENGINES = ["sqlite"]
 OpenCortex = Callable[..., Cortex]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the long tests run for as long as somebody wants to wait."""
+    parser.addoption("--simulations", type=int, default=2_000, help="examples that the simulator runs")
+    parser.addoption("--simulation-seed", type=int, default=0, help="another seed, other examples")
+    parser.addoption("--kills", type=int, default=10, help="processes that the kill test kills while it runs")
+    parser.addoption("--kill-seed", type=int, default=0, help="another seed, other victims")
+
+
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the environment of whoever runs the tests out of them."""

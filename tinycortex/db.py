@@ -76,6 +76,15 @@ class Database:
         """Tell whether there is a database to open, without making one."""
         return self._dialect.exists(self._settings)
 
+    def find_damage(self) -> list[str]:
+        """Return a line for each fault of the stored data, as the engine tells them; it reads every page.
+
+        Raises:
+            StorageError: it could not be read at all.
+        """
+        with self.reading() as session:
+            return self._dialect.find_damage(session.connection())
+
     def dispose(self) -> None:
         """Withdraw this process's workers and close every pooled connection; a later use opens new ones."""
         self._leave_inherited()

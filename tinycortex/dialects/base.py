@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from tinycortex.config import DatabaseSettings
 from tinycortex.errors import StorageError
@@ -50,6 +50,10 @@ class Dialect(Protocol):
 
     def classify(self, error: BaseException) -> type[StorageError] | None:
         """Return the storage error that the driver's ``error`` stands for, by code and never by message."""
+        ...
+
+    def find_damage(self, connection: Connection) -> list[str]:
+        """Return a line for each fault of the stored data, as the engine itself tells them; empty when sound."""
         ...
 
     def presence(self, settings: DatabaseSettings) -> Presence:

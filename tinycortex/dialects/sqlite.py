@@ -147,6 +147,11 @@ class SQLiteDialect:
         code = _primary_code(link)
         return next((kind for codes, kind in _CLASSES if code in codes), None)
 
+    def find_damage(self, connection: Connection) -> list[str]:
+        """Return what ``PRAGMA integrity_check`` finds."""
+        lines = connection.exec_driver_sql("PRAGMA integrity_check").scalars()
+        return [line for line in lines if line != "ok"]
+
     def presence(self, settings: DatabaseSettings) -> FilePresence:
         """Return presence by lock files beside the database: the kernel drops a dead process's lock."""
         path = database_path(settings.url)
