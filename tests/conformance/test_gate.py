@@ -1,4 +1,4 @@
-"""The LLM gate (spec: LLM concurrency; contract §3; F11, F23)."""
+"""The LLM gate (spec: LLM concurrency; contract §3; F11)."""
 
 import asyncio
 import gc
@@ -58,7 +58,7 @@ def test_a_permit_is_given_back_once() -> None:
 
 
 def test_a_holder_that_raises_gives_its_permit_back() -> None:
-    """F23: an exception loses no permit."""
+    """An exception loses no permit."""
     gate = LlmGate()
     with pytest.raises(HolderError), gate.acquire():
         raise HolderError
@@ -164,7 +164,7 @@ def test_no_more_holders_than_permits_among_threads_and_coroutines() -> None:
 
 
 def test_a_cancelled_waiter_loses_no_permit() -> None:
-    """F23: two hundred waiters cancelled at random points, some in the very moment they are served."""
+    """Two hundred waiters cancelled at random points, some in the very moment they are served."""
     chance = random.Random(23)  # noqa: S311 - a test needs it the same every time
 
     async def main() -> int:
@@ -189,7 +189,7 @@ def test_a_cancelled_waiter_loses_no_permit() -> None:
 
 
 def test_a_full_gate_does_not_block_the_loop() -> None:
-    """F23: while a coroutine waits for a permit, the event loop goes on."""
+    """While a coroutine waits for a permit, the event loop goes on."""
 
     async def main() -> int:
         gate, ticks = LlmGate(), 0
@@ -229,7 +229,7 @@ def test_other_handlers_run_without_a_permit(cortex: Cortex) -> None:
 
 @pytest.mark.parametrize("fault", [HolderError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
 def test_a_handler_that_raises_gives_its_permit_back(cortex: Cortex, fault: type[BaseException]) -> None:
-    """F23: whatever the holder raises, the next LLM job starts."""
+    """Whatever the holder raises, the next LLM job starts."""
 
     def think(_ctx: object, _payload: Note) -> None:
         raise fault
@@ -242,7 +242,7 @@ def test_a_handler_that_raises_gives_its_permit_back(cortex: Cortex, fault: type
 
 
 def test_a_full_gate_leaves_llm_bound_kinds_out(cortex: Cortex) -> None:
-    """F11: the permit comes before the claim; other kinds go on, and no attempt or lease is spent waiting."""
+    """The permit comes before the claim; other kinds go on, and no attempt or lease is spent waiting."""
     waiting = cortex.enqueue(NewJobFactory.build())
     insert_rows(cortex.database, JobRowFactory.build(id="other", kind="flush_stale", payload_json='{"max_age_secs":1}'))
     before = cortex.get_job(str(waiting))
@@ -268,7 +268,7 @@ def test_the_gate_has_as_many_permits_as_the_settings_say(open_cortex: OpenCorte
 
 
 def test_a_handler_may_use_the_rest_of_a_gate(open_cortex: OpenCortex) -> None:
-    """F23: nested use by a handler is no deadlock as long as a permit is free."""
+    """Nested use by a handler is no deadlock as long as a permit is free."""
     cortex = open_cortex(Settings(queue=QueueSettings(llm_permits=2)))
 
     async def think(_ctx: object, _payload: Note) -> None:

@@ -1,4 +1,4 @@
-"""reembed_batch: everything kept gets a vector or a reason, and the chain ends (F26)."""
+"""reembed_batch: everything kept gets a vector or a reason, and the chain ends."""
 
 import asyncio
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ def count(database: Database, model: type[ChunkEmbeddingRow | ChunkSkipRow | Sum
 def test_the_chain_ends_although_some_cannot_be_embedded(
     database: Database, memory: MemoryDelegates, embedder: Moody
 ) -> None:
-    """Twenty texts, five of them unreadable, take three batches of eight, and each is asked for once (F26)."""
+    """Twenty texts, five of them unreadable, take three batches of eight, and each is asked for once."""
     add_chunks(database, 20, unreadable=5)
     passes = [run(memory)]
     while passes[-1].more_remaining:
@@ -88,7 +88,7 @@ def test_the_chain_ends_although_some_cannot_be_embedded(
 
 
 def test_cleared_marks_are_tried_again(database: Database, memory: MemoryDelegates, embedder: Moody) -> None:
-    """When the fault is gone, one call brings the skipped texts back (F26)."""
+    """When the fault is gone, one call brings the skipped texts back."""
     add_chunks(database, 6, unreadable=2)
     run(memory)
     embedder.refuses = False

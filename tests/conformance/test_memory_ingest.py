@@ -119,7 +119,7 @@ def test_a_large_file_is_taken_in_whole(database: Database, ingestor: Ingestor, 
 def test_a_file_that_is_no_text_is_refused(
     database: Database, ingestor: Ingestor, tmp_path: Path, raw: bytes, words: str
 ) -> None:
-    """One line names the path and the reason, and nothing is written (F28)."""
+    """One line names the path and the reason, and nothing is written."""
     path = tmp_path / "note.md"
     path.write_bytes(raw)
     with pytest.raises(SourceError, match=words) as error:
@@ -197,7 +197,7 @@ def test_a_blank_text_has_no_chunks(database: Database, ingestor: Ingestor) -> N
 def test_values_that_no_database_holds_are_refused(
     database: Database, ingestor: Ingestor, bad: dict[str, object]
 ) -> None:
-    """The same refusal on every engine, before anything is written (F28)."""
+    """The same refusal on every engine, before anything is written."""
     values = {"source_kind": "chat", "source_id": "room", "text": PROSE, "timestamp_ms": 1, **bad}
     with pytest.raises(InvalidInputError):
         ingestor.ingest_text(**values)  # type: ignore[arg-type]
@@ -206,7 +206,7 @@ def test_values_that_no_database_holds_are_refused(
 
 @pytest.mark.parametrize("timestamp_ms", [-62_135_596_800_000, -1, 253_402_300_799_999])
 def test_dates_of_any_year_are_kept(database: Database, ingestor: Ingestor, timestamp_ms: int) -> None:
-    """Year 1, just before 1970 and year 9999 (F25)."""
+    """Year 1, just before 1970 and year 9999."""
     result = ingestor.ingest_text("email", "inbox", PROSE, timestamp_ms=timestamp_ms)
     assert list_chunks(database, result.chunk_ids)[0].timestamp_ms == timestamp_ms
 

@@ -54,7 +54,7 @@ def test_a_kind_may_have_a_lease_of_its_own(cortex: Cortex, clock: ManualClock) 
 
 
 def test_every_claim_of_a_row_has_a_token_of_its_own(cortex: Cortex, clock: ManualClock) -> None:
-    """F14: neither a defer nor a requeue nor a frozen clock makes a token come back."""
+    """Neither a defer nor a requeue nor a frozen clock makes a token come back."""
     cortex.enqueue(NewJobFactory.build())
     tokens = []
     for _ in range(5):
@@ -118,7 +118,7 @@ def test_a_retired_kind_is_never_claimed(cortex: Cortex, kind: str) -> None:
 
 
 def test_a_kind_from_the_future_waits_untouched(cortex: Cortex) -> None:
-    """F20: known jobs run, the unknown one is not touched, and runs once a worker has its handler."""
+    """Known jobs run, the unknown one is not touched, and runs once a worker has its handler."""
     insert_rows(cortex.database, JobRowFactory.build(id="new", kind="from_the_future", available_at_ms=0))
     before = cortex.get_job("new")
     cortex.enqueue_many(NewJobFactory.build() for _ in range(3))

@@ -1,4 +1,4 @@
-"""Enqueue and the dedupe key (spec: Dedupe keys; F02, F03)."""
+"""Enqueue and the dedupe key (spec: Dedupe keys; F02)."""
 
 from collections.abc import Callable
 
@@ -80,13 +80,13 @@ def test_an_active_twin_suppresses_a_duplicate(cortex: Cortex, state: str) -> No
 
 @pytest.mark.parametrize("state", SETTLED)
 def test_a_settled_row_frees_its_key(cortex: Cortex, state: str) -> None:
-    """F03: a finished row never blocks a new one with its key."""
+    """A finished row never blocks a new one with its key."""
     insert_rows(cortex.database, JobRowFactory.build(dedupe_key=KEY, **{state: True}))
     assert cortex.enqueue(NewJobFactory.build(dedupe_key=KEY)) is not None
 
 
 def test_settled_rows_with_one_key_coexist(cortex: Cortex) -> None:
-    """F03: the dedupe index is partial, so any number of settled rows may share a key."""
+    """The dedupe index is partial, so any number of settled rows may share a key."""
     states: list[dict[str, bool]] = [{"failed": True}, {"failed": True}, {"done": True}]
     insert_rows(cortex.database, *(JobRowFactory.build(dedupe_key=KEY, **state) for state in states))
     assert cortex.jobs.count_by_status()[JobStatus.FAILED] == 2
@@ -134,13 +134,13 @@ def test_keys_differing_only_in_case_are_different(cortex: Cortex) -> None:
     ],
 )
 def test_what_no_row_can_hold_is_refused_aloud(build: Callable[[], NewJob]) -> None:
-    """F02, F28: a bad value raises one of our errors; it is never taken for a suppressed duplicate."""
+    """F02: a bad value raises one of our errors; it is never taken for a suppressed duplicate."""
     with pytest.raises(TinycortexError):
         build()
 
 
 def test_a_violated_constraint_is_no_duplicate(cortex: Cortex) -> None:
-    """F02: only an active twin may suppress; a NOT NULL that is broken behind our back raises."""
+    """Only an active twin may suppress; a NOT NULL that is broken behind our back raises."""
     job = NewJobFactory.build()
     object.__setattr__(job, "kind", None)
     with pytest.raises(Exception, match=r"NOT NULL|null value"):

@@ -1,4 +1,4 @@
-"""Leases that are over, workers that are gone, shutdowns, retired rows (contract §4.8; F12, F13, F17)."""
+"""Leases that are over, workers that are gone, shutdowns, retired rows (contract §4.8; F12, F17)."""
 
 import os
 import signal
@@ -86,14 +86,14 @@ def test_a_running_row_without_a_lease_is_freed(cortex: Cortex) -> None:
 
 
 def test_a_second_recovery_finds_nothing(cortex: Cortex) -> None:
-    """F12: recovery is idempotent."""
+    """Recovery is idempotent."""
     insert_rows(cortex.database, *JobRowFactory.build_batch(3, expired=True))
     assert cortex.recover_stale_locks() == 3
     assert cortex.recover_stale_locks() == 0
 
 
 def test_a_job_that_kills_its_process_ends(cortex: Cortex, clock: ManualClock) -> None:
-    """F13: with its attempts used up, an expired row fails instead of running once more."""
+    """With its attempts used up, an expired row fails instead of running once more."""
     cortex.enqueue(NewJobFactory.build(max_attempts=3))
     runs = 0
     while cortex.jobs.claim_next() is not None:
@@ -128,7 +128,7 @@ def test_a_living_worker_keeps_its_rows(cortex: Cortex, open_cortex: OpenCortex)
 
 
 def test_a_killed_workers_rows_are_freed_at_once(cortex: Cortex, database_url: str) -> None:
-    """F12: with its process gone, a row does not wait for its lease; the attempt stays burnt."""
+    """With its process gone, a row does not wait for its lease; the attempt stays burnt."""
     insert_rows(cortex.database, JobRowFactory.build(id="j", kind="hang", payload_json="{}", available_at_ms=0))
     worker = subprocess.Popen(
         [sys.executable, "-c", CLAIM_AND_WAIT, database_url], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
@@ -169,7 +169,7 @@ def test_release_gives_back_ones_own_rows_only(cortex: Cortex) -> None:
 
 
 def test_released_again_and_again_a_job_keeps_its_budget(cortex: Cortex) -> None:
-    """F17: six deploys in a row burn no attempt."""
+    """Six deploys in a row burn no attempt."""
     cortex.enqueue(NewJobFactory.build())
     for _ in range(6):
         assert cortex.jobs.claim_next(worker_id="me") is not None

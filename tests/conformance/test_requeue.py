@@ -1,4 +1,4 @@
-"""Requeue by hand and self-heal (contract §4.10; F01, F16)."""
+"""Requeue by hand and self-heal (contract §4.10; F01)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,7 +46,7 @@ def test_a_requeued_row_is_like_new(cortex: Cortex, clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("way", sorted(BULK))
 def test_one_conflicting_row_does_not_hold_up_the_others(cortex: Cortex, clock: ManualClock, way: str) -> None:
-    """F01: newest K1, K2 and the key-less row come back; the blocked K3 stays; older K1 is superseded."""
+    """Newest K1, K2 and the key-less row come back; the blocked K3 stays; older K1 is superseded."""
     now_ms = clock.now_ms()
     rows: dict[str, dict[str, object]] = {
         "k1-old": {"dedupe_key": "K1", "created_at_ms": now_ms - 2},
@@ -76,7 +76,7 @@ def test_one_conflicting_row_does_not_hold_up_the_others(cortex: Cortex, clock: 
 
 
 def test_self_heal_counts_what_it_revived(cortex: Cortex) -> None:
-    """F01: the returned count is of rows that are ready again."""
+    """The returned count is of rows that are ready again."""
     insert_rows(
         cortex.database,
         JobRowFactory.build(failed_transient=True, dedupe_key="K", created_at_ms=1),
@@ -177,7 +177,7 @@ def fail_for_good(cortex: Cortex) -> Job:
 
 
 def test_self_heal_spaces_its_budgets_out(cortex: Cortex, clock: ManualClock) -> None:
-    """F16: at once the first time, then 10 min · 2^(heals-1) after each failure, at most a day."""
+    """At once the first time, then 10 min · 2^(heals-1) after each failure, at most a day."""
     cortex.enqueue(NewJobFactory.build(max_attempts=1))
     fail_for_good(cortex)
     for heals in range(10):
@@ -194,7 +194,7 @@ def test_self_heal_spaces_its_budgets_out(cortex: Cortex, clock: ManualClock) ->
 
 
 def test_a_permanent_failure_does_not_run_all_day(cortex: Cortex, clock: ManualClock) -> None:
-    """F16: a handler that always fails runs a handful of times in a day of ticks, and shows as failed."""
+    """A handler that always fails runs a handful of times in a day of ticks, and shows as failed."""
     cortex.enqueue(NewJobFactory.build(max_attempts=1))
     runs = 0
     for _ in range(24 * 12):

@@ -1,4 +1,4 @@
-"""Flush, backfill, tick, counts and status (spec: Scheduler helpers, Typed failures; contract §3; F19, F25)."""
+"""Flush, backfill, tick, counts and status (spec: Scheduler helpers, Typed failures; contract §3; F19)."""
 
 import pytest
 
@@ -135,7 +135,7 @@ def test_a_second_tick_finds_nothing_to_do(cortex: Cortex) -> None:
 
 
 def test_a_step_that_fails_does_not_stop_the_others(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F19: a busy database during recovery is raised, after the flush and the healing were done."""
+    """A busy database during recovery is raised, after the flush and the healing were done."""
     insert_rows(cortex.database, JobRowFactory.build(id="j", failed_transient=True))
 
     def busy() -> int:

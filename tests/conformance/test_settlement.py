@@ -1,4 +1,4 @@
-"""Ending a claim, row by row (contract §4.4, 4.5, 4.7, 4.9; F14, F15, F18)."""
+"""Ending a claim, row by row (contract §4.4, 4.5, 4.7, 4.9; F14, F18)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -267,7 +267,7 @@ def test_a_stale_holder_changes_nothing(
     lose: Callable[[Cortex, ManualClock, Job], None],
     settlement: str,
 ) -> None:
-    """Contract §4.9, F14: however the claim was lost, settling it any way is False and leaves the row as it is."""
+    """Contract §4.9: however the claim was lost, settling it any way is False and leaves the row as it is."""
     lose(cortex, clock, held)
     before = cortex.get_job("j")
     assert SETTLEMENTS[settlement](cortex.jobs, held) is False
@@ -306,7 +306,7 @@ def test_a_settlement_touches_its_own_row_only(cortex: Cortex, held: Job, settle
 
 @pytest.mark.parametrize("attempt", [1, 2, 3, 7, 30])
 def test_a_retry_is_never_earlier_than_its_base_delay(cortex: Cortex, clock: ManualClock, attempt: int) -> None:
-    """F15: jitter is added on top of the delay, at most a tenth of it."""
+    """Jitter is added on top of the delay, at most a tenth of it."""
     insert_rows(cortex.database, JobRowFactory.build(id="j", attempts=attempt - 1, max_attempts=100))
     cortex.jobs.mark_failed(claim(cortex), "broke")
     delay = cortex.get_job("j").available_at_ms - clock.now_ms()
@@ -314,7 +314,7 @@ def test_a_retry_is_never_earlier_than_its_base_delay(cortex: Cortex, clock: Man
 
 
 def test_jobs_that_fail_together_come_back_apart(cortex: Cortex, clock: ManualClock) -> None:
-    """F15: two hundred jobs that fail in one instant are spread over the jitter."""
+    """Two hundred jobs that fail in one instant are spread over the jitter."""
     cortex.enqueue_many(NewJobFactory.build() for _ in range(200))
     claims = [claim(cortex) for _ in range(200)]
     with cortex.transaction() as session:
@@ -365,7 +365,7 @@ def test_any_text_can_be_stored_as_an_error(
 
 
 def test_any_code_can_be_stored_as_a_reason(cortex: Cortex, held: Job) -> None:
-    """F18: a failure's code is text of the handler's own, so it is mended as well."""
+    """A failure's code is text of the handler's own, so it is mended as well."""
     assert cortex.jobs.mark_failed_typed(held, "broke", JobFailure.unrecoverable("bad\x00\ud800"))
     assert cortex.get_job("j").failure_reason == "bad\ufffd\ufffd"
 

@@ -207,7 +207,7 @@ def test_the_chain_ends_when_all_is_covered(cortex: Cortex, delegates: FakeDeleg
 
 
 def test_a_batch_that_wrote_nothing_ends_the_chain(cortex: Cortex, delegates: FakeDelegates) -> None:
-    """F26: without progress the chain does not come back for ever, even when more seems to remain."""
+    """Without progress the chain does not come back for ever, even when more seems to remain."""
     delegates.reembed = [ReembedProgress(written=0, more_remaining=True)]
     assert run(cortex, REEMBED).status is JobStatus.DONE
 

@@ -1,4 +1,4 @@
-"""Deferring: no attempt burnt, never a spin, never for ever (spec: Job outcomes; contract §4.7; F15, F26)."""
+"""Deferring: no attempt burnt, never a spin, never for ever (spec: Job outcomes; contract §4.7; F15)."""
 
 from collections.abc import Callable
 
@@ -44,13 +44,13 @@ def test_a_defer_burns_no_attempt(cortex: Cortex, clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("offset", [-(10**12), -1, 0, 1, MIN_DEFER_MS - 1, MIN_DEFER_MS])
 def test_a_defer_waits_at_least_50_ms(cortex: Cortex, clock: ManualClock, offset: int) -> None:
-    """F26: a defer to now or to the past does not spin."""
+    """A defer to now or to the past does not spin."""
     run = start(cortex, lambda: Defer(until_ms=clock.now_ms() + offset, reason="later"))
     assert run().available_at_ms == clock.now_ms() + MIN_DEFER_MS
 
 
 def test_a_drain_ends_although_a_job_defers_to_now(cortex: Cortex, clock: ManualClock) -> None:
-    """F26: a drain runs such a job once, not for ever."""
+    """A drain runs such a job once, not for ever."""
     cortex.handler("note", payload=Note)(lambda _ctx, _payload: Defer(until_ms=clock.now_ms(), reason="again"))
     cortex.enqueue(NewJob.of("note", Note()))
     assert cortex.drain_until_idle() == 1

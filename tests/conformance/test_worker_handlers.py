@@ -1,4 +1,4 @@
-"""What a handler may be and do, and what becomes of its job (spec: Worker loop, Typed failures; F08, F18)."""
+"""What a handler may be and do, and what becomes of its job (spec: Worker loop, Typed failures; F08)."""
 
 import asyncio
 import functools
@@ -118,7 +118,7 @@ def test_a_plain_handler_runs_off_the_event_loop(cortex: Cortex) -> None:
 
 
 def test_asynchronous_handlers_share_one_loop(cortex: Cortex) -> None:
-    """F24: a client that a handler keeps meets the same event loop again in the next job."""
+    """A client that a handler keeps meets the same event loop again in the next job."""
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def handler(_ctx: JobContext, _payload: Note) -> None:
@@ -131,7 +131,7 @@ def test_asynchronous_handlers_share_one_loop(cortex: Cortex) -> None:
 
 
 def test_run_once_works_inside_a_running_loop(cortex: Cortex) -> None:
-    """F24: the plain call can be made from code that itself runs on an event loop."""
+    """The plain call can be made from code that itself runs on an event loop."""
 
     async def main() -> JobStatus:
         return run(cortex, coroutine).status
@@ -234,7 +234,7 @@ def test_a_handler_that_returns_nonsense_fails_with_a_clear_reason(cortex: Corte
 
 
 def test_an_error_of_twenty_megabytes_is_stored_cut(cortex: Cortex) -> None:
-    """F18: bad bytes and megabytes in the error's text neither kill the worker nor fill the file."""
+    """Bad bytes and megabytes in the error's text neither kill the worker nor fill the file."""
     job = run(cortex, raising(Exception("a\x00b\ud800" + "x" * 20_000_000)))
     assert (job.status, job.attempts) == (JobStatus.READY, 1)
     assert str(job.last_error).startswith("Exception: a\ufffdb\ufffdxxx")
@@ -242,7 +242,7 @@ def test_an_error_of_twenty_megabytes_is_stored_cut(cortex: Cortex) -> None:
 
 
 def test_an_error_that_cannot_be_printed_is_recorded(cortex: Cortex) -> None:
-    """F18: an error whose ``__str__`` raises still settles its job."""
+    """An error whose ``__str__`` raises still settles its job."""
     assert run(cortex, raising(StrRaisesError())).last_error == "StrRaisesError: <its __str__ raised ValueError>"
 
 
@@ -250,7 +250,7 @@ def test_an_error_that_cannot_be_printed_is_recorded(cortex: Cortex) -> None:
     "phrase", ["database disk image is malformed", "database is locked", "disk is full", "unable to open database file"]
 )
 def test_a_message_that_quotes_a_storage_fault_is_only_a_failed_job(cortex: Cortex, phrase: str) -> None:
-    """F08: control flow is never decided by text that user data can reach."""
+    """Control flow is never decided by text that user data can reach."""
     job = run(cortex, raising(RuntimeError(phrase)))
     assert (job.status, job.attempts) == (JobStatus.READY, 1)
     cortex.enqueue(NewJobFactory.build())
@@ -417,7 +417,7 @@ def test_a_storage_fault_of_a_delegate_gives_the_attempt_back(cortex: Cortex, de
 
 @pytest.mark.parametrize("kind", ["seal", "extract_chunk", "note"])
 def test_a_kind_has_one_handler(cortex: Cortex, kind: str) -> None:
-    """F20: registering twice, or for a built-in kind, is a clear error."""
+    """Registering twice, or for a built-in kind, is a clear error."""
     cortex.handler("note", payload=Note)(plain)
     with pytest.raises(DuplicateKindError, match=kind):
         cortex.handler(kind, payload=Note)(plain)
@@ -442,7 +442,7 @@ def test_the_decorator_returns_the_handler(cortex: Cortex) -> None:
 
 
 def test_handlers_run_from_several_threads(cortex: Cortex) -> None:
-    """F24: eight threads may drive one queue; each job runs once."""
+    """Eight threads may drive one queue; each job runs once."""
     ran: list[int] = []
     cortex.handler("note", payload=Note)(lambda _ctx, payload: ran.append(payload.count))
     cortex.enqueue_many(NewJob.of("note", Note(count=number)) for number in range(40))

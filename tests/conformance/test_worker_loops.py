@@ -1,4 +1,4 @@
-"""Draining, and the loops that run until told to stop (spec: Worker loop; contract §3; F06, F19, F22)."""
+"""Draining, and the loops that run until told to stop (spec: Worker loop; contract §3; F06, F22)."""
 
 import asyncio
 import threading
@@ -140,7 +140,7 @@ def test_a_loop_begins_with_housekeeping_and_a_tick(open_cortex: OpenCortex, way
 @pytest.mark.parametrize("way", ["run_sync", "run"])
 @pytest.mark.parametrize("error", [StorageBusyError("busy"), StorageError("odd")])
 def test_a_loop_waits_a_storage_fault_out(open_cortex: OpenCortex, way: str, error: StorageError) -> None:
-    """F06: ordinary contention pauses the worker and ends nothing; no attempt is burnt."""
+    """Ordinary contention pauses the worker and ends nothing; no attempt is burnt."""
     cortex = open_cortex(HURRIED)
     ran = threading.Event()
     faults = [error, error]
@@ -159,7 +159,7 @@ def test_a_loop_waits_a_storage_fault_out(open_cortex: OpenCortex, way: str, err
 
 @pytest.mark.parametrize("way", ["run_sync", "run"])
 def test_a_damaged_database_ends_the_loop(open_cortex: OpenCortex, way: str) -> None:
-    """F07: a permanent fault is raised once, not retried for ever."""
+    """A permanent fault is raised once, not retried for ever."""
     cortex = open_cortex(HURRIED)
 
     def note(_ctx: object, _payload: Note) -> None:
@@ -193,7 +193,7 @@ def test_a_stopped_loop_does_not_start(open_cortex: OpenCortex, way: str) -> Non
 
 
 def test_a_cancelled_loop_gives_its_job_back(open_cortex: OpenCortex) -> None:
-    """F17: cancelling the worker's task is no failed attempt of the job that it was running."""
+    """Cancelling the worker's task is no failed attempt of the job that it was running."""
     cortex = open_cortex(HURRIED)
 
     async def note(_ctx: object, _payload: Note) -> None:

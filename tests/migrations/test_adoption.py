@@ -57,7 +57,7 @@ def test_unknown_columns_and_tables_are_kept(url: str) -> None:
 
 
 def test_a_full_dedupe_index_is_made_partial(url: str) -> None:
-    """F03: an index of the right name that also covers settled rows would block their keys for ever."""
+    """An index of the right name that also covers settled rows would block their keys for ever."""
     with connect(url) as connection:
         connection.execute(text("CREATE UNIQUE INDEX idx_mem_tree_jobs_dedupe_active ON mem_tree_jobs (dedupe_key)"))
     schema.upgrade(url)

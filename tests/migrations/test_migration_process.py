@@ -1,4 +1,4 @@
-"""Migrations in a host's process, in several at once, killed, and from the command line (F30)."""
+"""Migrations in a host's process, in several at once, killed, and from the command line."""
 
 import logging
 import os
@@ -38,7 +38,7 @@ def python(code: str, *arguments: str) -> subprocess.Popen[bytes]:
 
 @pytest.mark.parametrize("made", ["empty", "foreign"])
 def test_five_processes_upgrade_at_once(empty_database_url: str, made: str) -> None:
-    """F30: replicas that start together all succeed, and the schema is made once."""
+    """Replicas that start together all succeed, and the schema is made once."""
     if made == "foreign":
         foreign_file.make(empty_database_url)
     workers = [python(UPGRADE, empty_database_url) for _ in range(5)]
@@ -67,7 +67,7 @@ def test_four_threads_upgrade_at_once(empty_database_url: str) -> None:
 
 
 def test_a_killed_upgrade_leaves_the_file_as_it_was(empty_database_url: str) -> None:
-    """F30: all revisions run in one transaction, so a kill in the middle keeps none of them; a rerun completes."""
+    """All revisions run in one transaction, so a kill in the middle keeps none of them; a rerun completes."""
     foreign_file.make(empty_database_url)
     before = foreign_file.read_rows(empty_database_url)
     worker = python(DIE_HALFWAY, empty_database_url)
@@ -80,7 +80,7 @@ def test_a_killed_upgrade_leaves_the_file_as_it_was(empty_database_url: str) -> 
 
 
 def test_the_hosts_logging_is_untouched(empty_database_url: str) -> None:
-    """F30: no logger is disabled, no handler added, no level changed, in-process or offline."""
+    """No logger is disabled, no handler added, no level changed, in-process or offline."""
     host = logging.getLogger("a_host_logger_of_before")
     watched = [logging.getLogger(), host, logging.getLogger("alembic"), logging.getLogger("sqlalchemy")]
 
@@ -95,7 +95,7 @@ def test_the_hosts_logging_is_untouched(empty_database_url: str) -> None:
 
 
 def test_the_hosts_process_is_untouched(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F30: no change of directory, no entry in sys.path, no environment variable, nothing on stdout."""
+    """No change of directory, no entry in sys.path, no environment variable, nothing on stdout."""
     monkeypatch.chdir("/")
     before = (Path.cwd(), list(sys.path), dict(os.environ))
     schema.upgrade(empty_database_url)

@@ -1,4 +1,4 @@
-"""The way up and down, and that the result is what the models say (design §6; F03, F29)."""
+"""The way up and down, and that the result is what the models say (design §6; F03)."""
 
 from io import StringIO
 from pathlib import Path
@@ -49,14 +49,14 @@ def test_head_is_the_newest_revision() -> None:
 
 @pytest.mark.parametrize("way", SCHEMA_MAKERS)
 def test_the_schema_is_what_the_models_say(empty_database_url: str, way: str) -> None:
-    """F29: made by upgrade, by create_all and stamp, or by the offline script run by hand, it checks clean."""
+    """Made by upgrade, by create_all and stamp, or by the offline script run by hand, it checks clean."""
     make_schema(empty_database_url, way)
     assert schema.check(empty_database_url) == []
 
 
 @pytest.mark.parametrize("way", SCHEMA_MAKERS)
 def test_autogenerate_has_nothing_to_say(empty_database_url: str, way: str) -> None:
-    """F29: without any filter of ours but for the version table, ``alembic check`` would be clean."""
+    """Without any filter of ours but for the version table, ``alembic check`` would be clean."""
     make_schema(empty_database_url, way)
     options = {
         "compare_type": True,
@@ -70,7 +70,7 @@ def test_autogenerate_has_nothing_to_say(empty_database_url: str, way: str) -> N
 
 @pytest.mark.parametrize("way", SCHEMA_MAKERS)
 def test_the_stored_predicate_is_the_models(empty_database_url: str, way: str) -> None:
-    """F03, F29: the dedupe index is partial, and its stored predicate is the one that an enqueue names."""
+    """F03: the dedupe index is partial, and its stored predicate is the one that an enqueue names."""
     make_schema(empty_database_url, way)
     with foreign_file.connect(empty_database_url) as connection:
         indexes = {index["name"]: index for index in inspect(connection).get_indexes("mem_tree_jobs")}
@@ -83,7 +83,7 @@ def test_the_stored_predicate_is_the_models(empty_database_url: str, way: str) -
 
 @pytest.mark.parametrize("way", SCHEMA_MAKERS)
 def test_a_finished_row_gives_its_key_back(empty_database_url: str, way: str) -> None:
-    """F03: however the schema was made, K can be enqueued again once K is done."""
+    """However the schema was made, K can be enqueued again once K is done."""
     make_schema(empty_database_url, way)
     with Cortex.open(empty_database_url, delegates=FakeDelegates()) as cortex:
         assert cortex.enqueue(NewJobFactory.build(dedupe_key="K")) is not None
@@ -93,7 +93,7 @@ def test_a_finished_row_gives_its_key_back(empty_database_url: str, way: str) ->
 
 
 def test_create_all_followed_by_upgrade_is_an_adoption(empty_database_url: str) -> None:
-    """F29: no "table already exists"; the upgrade takes over what create_all made."""
+    """No "table already exists"; the upgrade takes over what create_all made."""
     with foreign_file.connect(empty_database_url) as connection:
         Base.metadata.create_all(connection)
         foreign_file.fill(connection)
@@ -105,7 +105,7 @@ def test_create_all_followed_by_upgrade_is_an_adoption(empty_database_url: str) 
 
 @pytest.mark.parametrize("revision", EARLIER)
 def test_an_upgrade_from_any_revision_keeps_every_row(empty_database_url: str, revision: str) -> None:
-    """F29: rows written at an earlier revision are all there at the newest, unchanged."""
+    """Rows written at an earlier revision are all there at the newest, unchanged."""
     schema.upgrade(empty_database_url, revision)
     with foreign_file.connect(empty_database_url) as connection:
         foreign_file.fill(connection)
@@ -117,7 +117,7 @@ def test_an_upgrade_from_any_revision_keeps_every_row(empty_database_url: str, r
 
 @pytest.mark.parametrize("revision", [*EARLIER, "base"])
 def test_down_and_up_again_keeps_every_row(empty_database_url: str, revision: str) -> None:
-    """F29: down to any revision, even to none, and up again loses no row and no contract column."""
+    """Down to any revision, even to none, and up again loses no row and no contract column."""
     schema.upgrade(empty_database_url)
     with foreign_file.connect(empty_database_url) as connection:
         foreign_file.fill(connection)
@@ -246,6 +246,6 @@ def test_an_awkward_path(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    """F09: the error says which database could not be opened."""
+    """The error says which database could not be opened."""
     with pytest.raises(StorageError, match="missing"):
         schema.upgrade(f"sqlite:///{tmp_path / 'missing' / 'chunks.db'}")

@@ -1,4 +1,4 @@
-"""Text into chunks: nothing lost, nothing over the limit, nothing torn (F27, F28)."""
+"""Text into chunks: nothing lost, nothing over the limit, nothing torn."""
 
 import hashlib
 
@@ -60,7 +60,7 @@ def test_pieces_keep_the_limit_and_reproduce_the_text(text: str, max_tokens: int
     ids=["families", "persian", "hex", "prose", "chinese", "crlf", "bom", "a lake of spaces", "marks"],
 )
 def test_hard_texts(text: str) -> None:
-    """The texts that broke other chunkers come out whole (F27)."""
+    """The texts that broke other chunkers come out whole."""
     assert check(text, 3_000, 0.12)
 
 
@@ -123,7 +123,7 @@ def test_canonical_text(raw: bytes | str, text: str) -> None:
 
 @pytest.mark.parametrize("raw", [b"\x89PNG\r\n\x1a\n", b"a\x00b", b"caf\xe9", "a\x00b", "a\ud800b"])
 def test_what_is_no_text_is_refused(raw: bytes | str) -> None:
-    """Binary data, NUL and lone surrogates stop at the door (F28)."""
+    """Binary data, NUL and lone surrogates stop at the door."""
     with pytest.raises(InvalidInputError):
         canonical_text(raw)
 
@@ -133,7 +133,7 @@ def test_what_is_no_text_is_refused(raw: bytes | str) -> None:
     [("deadbeef01" * 100, 500), ("中" * 100, 100), (FAMILY * 10, 120), ("a b c d e f g h", 5), ("x" * 4_000, 1_300)],
 )
 def test_dense_text_is_not_underestimated(text: str, at_least: int) -> None:
-    """Four characters a token would be far off for hex, Chinese and emoji (F27)."""
+    """Four characters a token would be far off for hex, Chinese and emoji."""
     assert count_tokens(text) >= at_least
 
 

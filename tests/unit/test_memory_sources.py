@@ -96,7 +96,7 @@ def test_a_link_to_nowhere_and_a_pipe_are_problems(folder: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="its file systems refuse such names")
 def test_a_name_that_no_database_can_hold_is_a_problem(folder: Path) -> None:
-    """An undecodable name is reported in words that can be printed (F28)."""
+    """An undecodable name is reported in words that can be printed."""
     Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.md")).write_text("text")
     listing = list_sources([folder])
     assert len(listing.sources) == 4

@@ -1,7 +1,7 @@
 """Token estimates without a tokeniser: deliberately high, and the one measure of every limit and budget.
 
 Counting four characters a token under-estimates hex, base64, CJK and emoji by up to eight times, and a
-text that exceeds a model's limit fails for good (F27). Here each character has a weight of its own, so
+text that exceeds a model's limit fails for good. Here each character has a weight of its own, so
 that any cut of a text can be priced from prefix sums, at the speed of ``bytes.translate``.
 """
 

@@ -21,6 +21,8 @@ from tinycortex.services.producer import Producer
 
 logger = logging.getLogger(__name__)
 
+_NOT_HELD = "was cancelled, or claimed anew after its lease; nothing of this run is written"
+
 
 class Settlement:
     """Ends claims: the row's status, its follow-up jobs and the handler's writes commit together."""
@@ -61,7 +63,7 @@ class Settlement:
         except BaseException as error:  # noqa: BLE001 - the handler's own writes may raise anything, SystemExit too
             return self._fail(job, error)
         if not held:
-            logger.warning("job %s: its claim was lost before it settled; nothing was written", job.id)
+            logger.warning("job %s (%s) %s", job.id, job.kind, _NOT_HELD)
         return held
 
     def _apply(self, job: Job, plan: JobPlan) -> bool:
@@ -99,7 +101,7 @@ class Settlement:
             job.kind,
             job.attempts,
             job.max_attempts,
-            "" if held else ", its claim was lost, nothing was written",
+            "" if held else f"; it {_NOT_HELD}",
             scrub_for_log(message),
         )
         return held
