@@ -75,8 +75,8 @@ def working(cortex: Cortex, way: str = "run_sync") -> Iterator[Worker]:
         yield worker
     finally:
         worker.stop()
-    if worker.error is not None:
-        raise worker.error
+        if worker.error is not None:
+            raise worker.error
 
 
 @contextmanager

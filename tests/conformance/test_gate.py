@@ -1,4 +1,4 @@
-"""The LLM gate (spec: LLM concurrency; contract §3; F11)."""
+"""The LLM gate (spec: LLM concurrency; contract §3)."""
 
 import asyncio
 import gc
@@ -66,7 +66,7 @@ def test_a_holder_that_raises_gives_its_permit_back() -> None:
 
 
 def test_an_asynchronous_holder_that_raises_gives_its_permit_back() -> None:
-    """F23 on an event loop."""
+    """A permit is given back on an event loop, too."""
 
     async def hold(gate: LlmGate) -> None:
         async with await gate.acquire_async():

@@ -1,4 +1,4 @@
-"""Claiming and ordering (spec: Claiming and ordering, Retired kinds; contract §4.3; F20)."""
+"""Claiming and ordering (spec: Claiming and ordering, Retired kinds; contract §4.3)."""
 
 import random
 from dataclasses import replace

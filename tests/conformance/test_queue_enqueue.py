@@ -1,4 +1,4 @@
-"""Enqueue and the dedupe key (spec: Dedupe keys; F02)."""
+"""Enqueue and the dedupe key (spec: Dedupe keys)."""
 
 from collections.abc import Callable
 
@@ -134,7 +134,7 @@ def test_keys_differing_only_in_case_are_different(cortex: Cortex) -> None:
     ],
 )
 def test_what_no_row_can_hold_is_refused_aloud(build: Callable[[], NewJob]) -> None:
-    """F02: a bad value raises one of our errors; it is never taken for a suppressed duplicate."""
+    """A bad value raises one of our errors; it is never taken for a suppressed duplicate."""
     with pytest.raises(TinycortexError):
         build()
 
@@ -205,7 +205,7 @@ def test_more_jobs_than_one_statement_takes(cortex: Cortex) -> None:
 
 
 def test_none_means_that_an_active_twin_exists(cortex: Cortex, clock: ManualClock) -> None:
-    """F02 as a property: whenever enqueue gives None, a ready or running row has the key."""
+    """Whenever enqueue gives None, a ready or running row has the key."""
     suppressed = 0
     for step in range(60):
         key = f"key-{step % 5}"

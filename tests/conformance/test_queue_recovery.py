@@ -1,4 +1,4 @@
-"""Leases that are over, workers that are gone, shutdowns, retired rows (contract §4.8; F12, F17)."""
+"""Leases that are over, workers that are gone, shutdowns, retired rows (contract §4.8)."""
 
 import os
 import signal

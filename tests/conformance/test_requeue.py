@@ -1,4 +1,4 @@
-"""Requeue by hand and self-heal (contract §4.10; F01)."""
+"""Requeue by hand and self-heal (contract §4.10)."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Flush, backfill, tick, counts and status (spec: Scheduler helpers, Typed failures; contract §3; F19)."""
+"""Flush, backfill, tick, counts and status (spec: Scheduler helpers, Typed failures; contract §3)."""
 
 import pytest
 

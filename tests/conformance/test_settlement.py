@@ -1,4 +1,4 @@
-"""Ending a claim, row by row (contract §4.4, 4.5, 4.7, 4.9; F14, F18)."""
+"""Ending a claim, row by row (contract §4.4, 4.5, 4.7, 4.9)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -354,7 +354,7 @@ def test_without_jitter_the_delay_is_exact(cortex: Cortex, clock: ManualClock) -
 def test_any_text_can_be_stored_as_an_error(
     cortex: Cortex, held: Job, settlement: str, message: str, stored: str
 ) -> None:
-    """F18: NUL and lone surrogates are replaced, and 64 KiB is cut on a character boundary."""
+    """NUL and lone surrogates are replaced, and 64 KiB is cut on a character boundary."""
     ways: dict[str, Callable[[], bool]] = {
         "failed": lambda: cortex.jobs.mark_failed(held, message),
         "deferred": lambda: cortex.jobs.mark_deferred(held, FAR_MS, message),

@@ -1,4 +1,4 @@
-"""The built-in handlers against delegates that only answer (spec: Pipeline shape; contract §4.11; F26)."""
+"""The built-in handlers against delegates that only answer (spec: Pipeline shape; contract §4.11)."""
 
 import pytest
 

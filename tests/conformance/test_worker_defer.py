@@ -1,4 +1,4 @@
-"""Deferring: no attempt burnt, never a spin, never for ever (spec: Job outcomes; contract §4.7; F15)."""
+"""Deferring: no attempt burnt, never a spin, never for ever (spec: Job outcomes; contract §4.7)."""
 
 from collections.abc import Callable
 

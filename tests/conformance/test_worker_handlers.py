@@ -1,4 +1,4 @@
-"""What a handler may be and do, and what becomes of its job (spec: Worker loop, Typed failures; F08)."""
+"""What a handler may be and do, and what becomes of its job (spec: Worker loop, Typed failures)."""
 
 import asyncio
 import functools

@@ -1,4 +1,4 @@
-"""Draining, and the loops that run until told to stop (spec: Worker loop; contract §3; F06, F22)."""
+"""Draining, and the loops that run until told to stop (spec: Worker loop; contract §3)."""
 
 import asyncio
 import threading
@@ -217,7 +217,7 @@ def test_a_cancelled_loop_gives_its_job_back(open_cortex: OpenCortex) -> None:
 
 
 def test_one_queue_may_run_on_one_loop_after_another(open_cortex: OpenCortex) -> None:
-    """F24: ``asyncio.run`` three times with one object works."""
+    """``asyncio.run`` three times with one object works."""
     cortex = open_cortex(HURRIED)
     for number in range(3):
         job_id = cortex.enqueue(NewJobFactory.build(chunk_id=f"c{number}"))

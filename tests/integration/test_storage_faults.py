@@ -122,19 +122,24 @@ def test_a_damaged_file_is_one_line_and_stays_as_it_is(
 # Full
 
 
-def limit_pages(cortex: Cortex, pages: int) -> None:
-    """Let the database grow to ``pages`` at the most, on every connection that is opened from now on."""
+def limit_room(cortex: Cortex) -> Callable[[bool], None]:
+    """Return a function that says whether the database may grow, on every connection opened from then on."""
+    most_pages = [1_000_000]
 
     @event.listens_for(cortex.database.engine, "connect")
     def _limit(connection: sqlite3.Connection, _record: object) -> None:
-        connection.execute(f"PRAGMA max_page_count={pages}")
+        connection.execute(f"PRAGMA max_page_count={most_pages[0]}")
 
-    cortex.database.engine.dispose()
+    def allow(may_grow: bool) -> None:
+        most_pages[0] = 1_000_000 if may_grow else 1  # read by SQLite as: no more than there are
+        cortex.database.engine.dispose()
+
+    return allow
 
 
 def test_what_has_no_room_is_refused_whole(cortex: Cortex) -> None:
     """A full disk costs the caller a clear error, and the queue nothing."""
-    limit_pages(cortex, 1)  # read by SQLite as: no more than there are
+    limit_room(cortex)(False)
     small = NewJobFactory.build()
     large = NewJob.of("note", Note(text="x" * 500_000))
     with pytest.raises(StorageFullError, match=r"chunks\.db"):
@@ -155,9 +160,10 @@ def test_a_result_waits_for_room(open_cortex: OpenCortex, caplog: pytest.LogCapt
         return Done(follow_ups=[NewJob.of("note", Note(text="x" * 500_000))])
 
     def full(ctx: object, _payload: Note) -> Done:
-        limit_pages(cortex, 1)
+        allow(False)
         return note(ctx, _payload)
 
+    allow = limit_room(cortex)
     met: list[object] = []
     event.listen(cortex.database.engine, "handle_error", met.append)
     cortex.handler("full", payload=Note)(full)
@@ -166,7 +172,7 @@ def test_a_result_waits_for_room(open_cortex: OpenCortex, caplog: pytest.LogCapt
         until(lambda: len(met) >= 3)
         job = cortex.get_job(job_id)
         assert (job.status, job.attempts) == (JobStatus.RUNNING, 1)
-        limit_pages(cortex, 1_000_000)
+        allow(True)
         until(lambda: cortex.get_job(job_id).status is JobStatus.DONE)
     assert (len(ran), cortex.get_job(job_id).attempts) == (1, 1)
     assert len(cortex.jobs.list_jobs(kind="note")) == 1

@@ -48,7 +48,7 @@ def test_five_processes_upgrade_at_once(empty_database_url: str, made: str) -> N
 
 
 def test_four_threads_upgrade_at_once(empty_database_url: str) -> None:
-    """F30: Alembic's global state is used by one thread at a time."""
+    """Alembic's global state is used by one thread at a time."""
     faults: list[BaseException] = []
 
     def upgrade() -> None:

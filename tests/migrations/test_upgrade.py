@@ -1,4 +1,4 @@
-"""The way up and down, and that the result is what the models say (design §6; F03)."""
+"""The way up and down, and that the result is what the models say (design §6)."""
 
 from io import StringIO
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_autogenerate_has_nothing_to_say(empty_database_url: str, way: str) -> N
 
 @pytest.mark.parametrize("way", SCHEMA_MAKERS)
 def test_the_stored_predicate_is_the_models(empty_database_url: str, way: str) -> None:
-    """F03: the dedupe index is partial, and its stored predicate is the one that an enqueue names."""
+    """The dedupe index is partial, and its stored predicate is the one that an enqueue names."""
     make_schema(empty_database_url, way)
     with foreign_file.connect(empty_database_url) as connection:
         indexes = {index["name"]: index for index in inspect(connection).get_indexes("mem_tree_jobs")}
