@@ -3,6 +3,8 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 
 from sqlalchemy import Engine, Pool
 from sqlalchemy.exc import DBAPIError
@@ -11,6 +13,19 @@ from sqlalchemy.orm import Session
 from tinycortex.config import DatabaseSettings
 from tinycortex.dialects import Presence, dialect_for
 from tinycortex.domain.redact import mask_url
+from tinycortex.errors import InvalidInputError, StorageError
+
+
+@dataclass(slots=True)
+class _Transaction:
+    """One write transaction; tasks and threads that were started inside may outlive it."""
+
+    database: "Database"
+    open: bool = True
+
+
+_TRANSACTIONS: ContextVar[tuple[_Transaction, ...]] = ContextVar("tinycortex_transactions", default=())
+"""The write transactions that the running code is inside of, through whatever tasks and threads."""
 
 
 class Database:
@@ -39,10 +54,26 @@ class Database:
         """Run the block in one write transaction: commit at its end, roll back when it raises.
 
         Raises:
+            InvalidInputError: it would wait for the transaction that its own caller holds open.
             StorageError: the database could not do its work; nothing of the block was kept.
         """
-        with self._session(self.engine) as session:
-            yield session
+        around = tuple(transaction for transaction in _TRANSACTIONS.get() if transaction.open)
+        if any(transaction.database is self for transaction in around):
+            raise InvalidInputError(
+                "a write transaction is open here already, and a second one would wait for it for ever; "
+                "hand its session on, as in enqueue(job, session=session)"
+            )
+        own = _Transaction(self)
+        _TRANSACTIONS.set((*around, own))
+        try:
+            with self._session(self.engine) as session:
+                yield session
+        finally:
+            own.open = False
+
+    def classify(self, error: BaseException) -> type[StorageError] | None:
+        """Return the storage error that a driver's ``error`` stands for; None for any other error."""
+        return type(error) if isinstance(error, StorageError) else self._dialect.classify(error)
 
     @contextmanager
     def reading(self) -> Iterator[Session]:

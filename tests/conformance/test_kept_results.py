@@ -9,27 +9,17 @@ import pytest
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
+from background import BOUND_S, until
 from tinycortex import Cortex, Defer, Done, JobContext, JobPlan, JobStatus, NewJob, Settings
 from tinycortex.config import WorkerSettings
 from tinycortex.errors import StorageBusyError, StorageError
 from tinycortex.testing import ChunkRowFactory, ManualClock, NewJobFactory
 
 OpenCortex = Callable[..., Cortex]
-BOUND_S = 20
-"""Longer than anything here takes; only a hang reaches it."""
 
 
 class Note(BaseModel):
     text: str = ""
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Return when ``condition`` holds."""
-    for _ in range(BOUND_S * 1_000):
-        if condition():
-            return
-        threading.Event().wait(0.001)
-    raise AssertionError
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, cortex: Cortex, method: str, times: int = 1) -> None:

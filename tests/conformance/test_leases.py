@@ -9,28 +9,18 @@ import pytest
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
+from background import BOUND_S, until
 from tinycortex import Cortex, Done, Job, JobContext, JobFailure, JobStatus, LeaseLostError, NewJob, Settings
 from tinycortex.config import QueueSettings, WorkerSettings
 from tinycortex.testing import ChunkRowFactory, ManualClock, NewJobFactory
 
 OpenCortex = Callable[..., Cortex]
-BOUND_S = 20
-"""Longer than anything here takes; only a hang reaches it."""
 
 QUICK = Settings(worker=WorkerSettings(heartbeat_ms=10))
 
 
 class Note(BaseModel):
     text: str = ""
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Return when ``condition`` holds."""
-    for _ in range(BOUND_S * 1_000):
-        if condition():
-            return
-        threading.Event().wait(0.001)
-    raise AssertionError
 
 
 def claim(cortex: Cortex) -> Job:

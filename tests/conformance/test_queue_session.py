@@ -1,12 +1,13 @@
 """A producer's rows and its job commit together (spec: introduction; design §1.3)."""
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
 
-from tinycortex import Cortex, JobStatus, NewJob, PayloadError
+from tinycortex import Cortex, InvalidInputError, JobStatus, NewJob, PayloadError
 from tinycortex.models import ChunkRow
 from tinycortex.testing import ChunkRowFactory, NewJobFactory
 
@@ -142,3 +143,30 @@ def test_many_jobs_in_the_callers_transaction(cortex: Cortex) -> None:
     jobs = [NewJobFactory.build(), NewJobFactory.build()]
     fail_after(cortex, lambda session: cortex.enqueue_many(jobs, session=session))
     assert cortex.jobs.list_jobs() == []
+
+
+def test_a_second_transaction_inside_the_first_is_refused_at_once(cortex: Cortex) -> None:
+    """It would wait for the one around it, which waits for it; the error says to hand the session on."""
+    with cortex.transaction() as session:
+        job_id = cortex.enqueue(NewJobFactory.build(), session=session)
+        with pytest.raises(InvalidInputError, match="session=session"):
+            cortex.enqueue(NewJobFactory.build())
+    assert [job.id for job in cortex.jobs.list_jobs()] == [job_id]
+
+
+async def _enqueue_after(cortex: Cortex, ended: asyncio.Event) -> str | None:
+    await ended.wait()
+    return cortex.enqueue(NewJobFactory.build())
+
+
+def test_a_task_begun_inside_a_transaction_may_enqueue_after_it(cortex: Cortex) -> None:
+    """Only a transaction that is still open is in the way."""
+
+    async def main() -> str | None:
+        ended = asyncio.Event()
+        with cortex.transaction():
+            task = asyncio.create_task(_enqueue_after(cortex, ended))
+        ended.set()
+        return await task
+
+    assert asyncio.run(main()) is not None

@@ -8,25 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pydantic import BaseModel
 
+from background import BOUND_S, until
 from tinycortex import Cortex, JobContext, JobStatus, NewJob
 from tinycortex.testing import JobRowFactory, insert_rows
 
 OpenCortex = Callable[..., Cortex]
-BOUND_S = 20
-"""Longer than anything here takes; only a hang reaches it."""
 
 
 class Note(BaseModel):
     text: str = ""
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Return when ``condition`` holds."""
-    for _ in range(BOUND_S * 1_000):
-        if condition():
-            return
-        threading.Event().wait(0.001)
-    raise AssertionError
 
 
 # Rescues that meet

@@ -8,7 +8,8 @@ from pydantic import BaseModel
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
-from tinycortex import Cortex, Defer, Done, Job, JobPlan, JobStatus, NewJob
+from tinycortex import Cortex, Defer, Done, Job, JobPlan, JobStatus, NewJob, Settings
+from tinycortex.config import DatabaseSettings
 from tinycortex.models import ChunkRow
 from tinycortex.testing import ChunkRowFactory, ManualClock, NewJobFactory
 
@@ -180,6 +181,19 @@ def test_the_error_of_failing_writes_is_kept(cortex: Cortex) -> None:
 def test_writes_that_commit_are_told_what_is_wrong(cortex: Cortex) -> None:
     """A commit inside ``writes`` would save half a settlement, so it is refused with a message that says so."""
     assert "must not commit" in str(run(cortex, lambda: Done(writes=_commit)).last_error)
+
+
+@pytest.mark.parametrize("through", ["this queue", "another one"])
+def test_writes_that_wait_for_their_own_settlement_fail_the_attempt(
+    cortex: Cortex, open_cortex: Callable[..., Cortex], through: str
+) -> None:
+    """They could wait for ever, and the worker with them."""
+    impatient = Settings(database=DatabaseSettings(busy_timeout_ms=20))
+    queue = cortex if through == "this queue" else open_cortex(impatient)
+    job = run(cortex, lambda: Done(writes=lambda _session: queue.enqueue(NewJobFactory.build())))
+    assert (job.status, job.attempts) == (JobStatus.READY, 1)
+    assert "session" in str(job.last_error)
+    assert others(cortex) == []
 
 
 def test_writes_may_use_savepoints(cortex: Cortex) -> None:

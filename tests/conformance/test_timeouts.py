@@ -2,34 +2,22 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
 
 import pytest
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
+from background import BOUND_S, until
 from tinycortex import Cortex, Defer, Done, FailureClass, Job, JobContext, JobFailure, JobStatus, NewJob
 from tinycortex.errors import StorageBusyError
 from tinycortex.handlers.registry import Handler
 from tinycortex.testing import ChunkRowFactory, ManualClock, NewJobFactory
-
-BOUND_S = 20
-"""Longer than anything here takes; only a hang reaches it."""
 
 TIMEOUT_S = 0.01
 
 
 class Note(BaseModel):
     text: str = ""
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Return when ``condition`` holds."""
-    for _ in range(BOUND_S * 1_000):
-        if condition():
-            return
-        threading.Event().wait(0.001)
-    raise AssertionError
 
 
 def run(cortex: Cortex, handler: Handler, *, max_attempts: int = 5, timeout_s: float = TIMEOUT_S) -> Job:

@@ -175,6 +175,7 @@ def test_a_worker_goes_on_after_a_lock(open_cortex: OpenCortex, hold: sqlite3.Co
             hold.execute("BEGIN IMMEDIATE")
             until(lambda: met)
             hold.execute("ROLLBACK")
+    assert {(job.status, job.attempts) for job in cortex.jobs.list_jobs()} == {(JobStatus.DONE, 1)}
 
 
 @pytest.mark.parametrize("way", ["run_sync", "run"])

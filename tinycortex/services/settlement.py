@@ -15,7 +15,7 @@ from tinycortex.domain.failures import describe_error, find_failure
 from tinycortex.domain.jobs import Job
 from tinycortex.domain.outcomes import Defer, JobPlan
 from tinycortex.domain.redact import scrub_for_log
-from tinycortex.errors import InvalidInputError, JobFailure, StorageError
+from tinycortex.errors import InvalidInputError, JobFailure, StorageBusyError, StorageError
 from tinycortex.repositories.jobs import JobRepository
 from tinycortex.services.producer import Producer
 
@@ -72,12 +72,27 @@ class Settlement:
             if not self._end(job, plan, session):
                 return False
             if plan.writes is not None:
-                with _one_transaction(session):
+                with self._nobody_to_wait_for(), _one_transaction(session):
                     plan.writes(session)
                     session.flush()
             for follow_up in plan.follow_ups:
                 self._producer.enqueue(follow_up, session=session)
         return True
+
+    @contextmanager
+    def _nobody_to_wait_for(self) -> Iterator[None]:
+        """Tell writes that wait for their own settlement's lock from a database that is busy.
+
+        The lock is held here. Kept as a busy database's, the result would be tried again for ever.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self._database.classify(error) is StorageBusyError:
+                raise InvalidInputError(
+                    "writes= waited for the write lock that its own settlement holds; write through its session"
+                ) from error
+            raise
 
     def _end(self, job: Job, plan: JobPlan, session: Session) -> bool:
         if not isinstance(plan, Defer):
