@@ -108,6 +108,8 @@ def test_a_stopped_worker_leaves_a_thread_its_row_and_permit(open_cortex: OpenCo
         assert (held.status, held.attempts, cortex.llm_gate.available) == (JobStatus.RUNNING, 1, 0)
         assert await asyncio.to_thread(other.recover_stale_locks) == 0
         may_end.set()
-        await asyncio.to_thread(until, lambda: cortex.llm_gate.available == 1)
+        await asyncio.to_thread(until, lambda: cortex.get_job(job_id).status is JobStatus.READY)
+        given_back = await asyncio.to_thread(cortex.get_job, job_id)
+        assert (given_back.attempts, given_back.last_error, cortex.llm_gate.available) == (0, None, 1)
 
     asyncio.run(main())

@@ -1,5 +1,6 @@
 """A handler's plan: outcome, follow-ups and writes commit together (spec: Job outcomes; design §1.3, §5)."""
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ from pydantic import BaseModel
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
-from tinycortex import Cortex, Defer, Done, Job, JobPlan, JobStatus, NewJob, Settings
+from tinycortex import Cortex, Defer, Done, Job, JobPlan, JobStatus, NewJob, Settings, StorageBusyError
 from tinycortex.config import DatabaseSettings
 from tinycortex.models import ChunkRow
 from tinycortex.testing import ChunkRowFactory, ManualClock, NewJobFactory
@@ -110,6 +111,16 @@ def _raise_system_exit(session: Session) -> None:
     raise SystemExit(3)
 
 
+def _meet_a_full_disk_elsewhere(session: Session) -> None:
+    add_chunk(session)
+    raise OSError(errno.ENOSPC, "no space left for the handler's own file")
+
+
+def _meet_a_busy_database_elsewhere(session: Session) -> None:
+    add_chunk(session)
+    raise StorageBusyError("another queue is locked")
+
+
 def _write_what_the_schema_forbids(session: Session) -> None:
     add_chunk(session)
     session.execute(text("INSERT INTO mem_tree_chunks (id) VALUES ('no owner')"))
@@ -144,6 +155,8 @@ def _close(session: Session) -> None:
 BAD_WRITES = [
     _raise_after_writing,
     _raise_system_exit,
+    _meet_a_full_disk_elsewhere,
+    _meet_a_busy_database_elsewhere,
     _write_what_the_schema_forbids,
     _leave_what_cannot_be_flushed,
     _commit,

@@ -72,7 +72,7 @@ class Settlement:
             if not self._end(job, plan, session):
                 return False
             if plan.writes is not None:
-                with self._nobody_to_wait_for(), _one_transaction(session):
+                with self._faults_of_their_own(), _one_transaction(session):
                     plan.writes(session)
                     session.flush()
             for follow_up in plan.follow_ups:
@@ -80,13 +80,16 @@ class Settlement:
         return True
 
     @contextmanager
-    def _nobody_to_wait_for(self) -> Iterator[None]:
-        """Tell writes that wait for their own settlement's lock from a database that is busy.
+    def _faults_of_their_own(self) -> Iterator[None]:
+        """Tell faults that the writes brought on themselves from those of this database.
 
-        The lock is held here. Kept as a busy database's, the result would be tried again for ever.
+        A busy database cannot be this one, whose write lock is held here; nor can a file or another queue
+        that the writes use. Kept as this database's, the result would be tried again for ever.
         """
         try:
             yield
+        except (StorageError, OSError) as error:
+            raise InvalidInputError(f"writes= met a fault outside its session: {error}") from error
         except Exception as error:
             if self._database.classify(error) is StorageBusyError:
                 raise InvalidInputError(

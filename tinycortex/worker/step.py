@@ -126,16 +126,16 @@ class WorkerStep:
 
         Raises:
             asyncio.CancelledError: this task itself was cancelled. The claim has been given back, unless
-                the handler's thread is still running: its row stays leased until then.
+                the handler's thread is still running: its row stays leased until then, and is given back after.
         """
         try:
             result: Result = await self._dispatcher.dispatch(claim.job, claim.signals)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                if not claim.signals.after_thread(lambda: self._let_go(claim)):
-                    with suppress(StorageError):  # kept, and it must not take the place of the request to stop
-                        await asyncio.shield(asyncio.to_thread(self._give_back, claim))
+                # A storage fault must not take the place of the request to stop.
+                if not claim.signals.after_thread(lambda: self._give_back_quietly(claim)):
+                    await asyncio.shield(asyncio.to_thread(self._give_back_quietly, claim))
                 raise
             result = error  # the handler's own, or of a job that was asked to stop
         except BaseException as error:  # noqa: BLE001 - SystemExit from a handler must not end the worker
@@ -189,7 +189,6 @@ class WorkerStep:
             claim.permit.release()
         self._end(claim, None)
 
-    def _let_go(self, claim: Claim) -> None:
-        if claim.permit is not None:
-            claim.permit.release()
-        self._heartbeat.drop(claim.job)
+    def _give_back_quietly(self, claim: Claim) -> None:
+        with suppress(StorageError):  # kept, and nobody is there to be told
+            self._give_back(claim)
