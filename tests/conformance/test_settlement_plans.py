@@ -111,6 +111,10 @@ def _raise_system_exit(session: Session) -> None:
     raise SystemExit(3)
 
 
+async def _write_later(session: Session) -> None:
+    add_chunk(session)
+
+
 def _meet_a_full_disk_elsewhere(session: Session) -> None:
     add_chunk(session)
     raise OSError(errno.ENOSPC, "no space left for the handler's own file")
@@ -155,6 +159,7 @@ def _close(session: Session) -> None:
 BAD_WRITES = [
     _raise_after_writing,
     _raise_system_exit,
+    _write_later,
     _meet_a_full_disk_elsewhere,
     _meet_a_busy_database_elsewhere,
     _write_what_the_schema_forbids,
@@ -167,7 +172,9 @@ BAD_WRITES = [
 
 
 @pytest.mark.parametrize("writes", BAD_WRITES)
-def test_bad_writes_undo_the_whole_plan_and_fail_the_attempt(cortex: Cortex, writes: Callable[[Session], None]) -> None:
+def test_bad_writes_undo_the_whole_plan_and_fail_the_attempt(
+    cortex: Cortex, writes: Callable[[Session], object]
+) -> None:
     """Writes that raise, break a constraint or end the transaction themselves keep nothing, follow-ups included."""
     job = run(cortex, lambda: Done(writes=writes, follow_ups=[NewJobFactory.build()]))
     assert (job.status, job.attempts, job.completed_at_ms) == (JobStatus.READY, 1, None)

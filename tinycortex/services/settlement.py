@@ -1,5 +1,6 @@
 """Settlement: the one place that makes a handler's plan happen, in one transaction."""
 
+import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,7 +74,7 @@ class Settlement:
                 return False
             if plan.writes is not None:
                 with self._faults_of_their_own(), _one_transaction(session):
-                    plan.writes(session)
+                    _refuse_awaitable(plan.writes(session))
                     session.flush()
             for follow_up in plan.follow_ups:
                 self._producer.enqueue(follow_up, session=session)
@@ -123,6 +124,14 @@ class Settlement:
             scrub_for_log(message),
         )
         return held
+
+
+def _refuse_awaitable(returned: object) -> None:
+    """Refuse writes that have only begun: nobody would await them, and the job would be done without them."""
+    if inspect.isawaitable(returned):
+        if inspect.iscoroutine(returned):
+            returned.close()
+        raise InvalidInputError("writes= is a plain function; one that must be awaited would never have run")
 
 
 @contextmanager
