@@ -174,15 +174,6 @@ def test_one_job_that_fails_leaves_none(cortex: Cortex, jobs: Any, error: type[E
     assert cortex.jobs.list_jobs() == []
 
 
-def test_a_caller_that_goes_on_after_the_error_keeps_none_of_the_call(cortex: Cortex) -> None:
-    """In the caller's transaction, too, it is all jobs or none, and the caller's other rows stay."""
-    with cortex.transaction() as session:
-        before = cortex.enqueue(note("before"), session=session)
-        with pytest.raises(IntegrityError):
-            cortex.enqueue_many(_has_what_no_row_can_hold(), session=session)
-    assert [job.id for job in cortex.jobs.list_jobs(limit=1_000)] == [before]
-
-
 def test_no_jobs_are_no_work(cortex: Cortex) -> None:
     """An empty call is no error."""
     assert cortex.enqueue_many([]) == []

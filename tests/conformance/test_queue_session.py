@@ -170,3 +170,13 @@ def test_a_task_begun_inside_a_transaction_may_enqueue_after_it(cortex: Cortex) 
         return await task
 
     assert asyncio.run(main()) is not None
+
+
+def test_many_jobs_vanish_with_a_hosts_own_transaction(cortex: Cortex, database_url: str) -> None:
+    """Whatever engine the session is of, and though its driver has begun no transaction yet."""
+    host = create_engine(database_url)
+    with Session(host) as session:
+        cortex.enqueue_many([NewJobFactory.build() for _ in range(3)], session=session)
+        session.rollback()
+    host.dispose()
+    assert cortex.jobs.list_jobs() == []

@@ -1,7 +1,6 @@
 """A job's life in rows: enqueue, claim, renew, settle, cancel; each one statement or one transaction."""
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import uuid_utils
@@ -92,10 +91,9 @@ class JobLife(JobReader):
         # a statement at a time: beside the jobs only their ids are held.
         ids = [_mint_id() for _ in wanted]
         taken: list[str | None] = [None] * len(wanted)
-        # The savepoint is for a caller who catches the error and commits: still all or none.
         order = sorted(range(len(wanted)), key=lambda index: wanted[index].dedupe_key or "")
         plain = [index for index in order if self._on_duplicate(wanted[index]) is OnDuplicate.IGNORE]
-        with self._database.within(session) as tx, tx.begin_nested() if len(wanted) > 1 else nullcontext():
+        with self._database.within(session) as tx:
             for start in range(0, len(plain), _ROWS_PER_INSERT):
                 batch = plain[start : start + _ROWS_PER_INSERT]
                 inserted = self._insert(tx, [self._row(wanted[index], ids[index], now_ms) for index in batch])
