@@ -11,10 +11,11 @@ from tinycortex.domain.jobs import NewJob, check_instant
 from tinycortex.errors import InvalidInputError
 
 Writes = Callable[[Any], object]
-"""Called once with the settlement's SQLAlchemy ``Session``; what it writes commits with the settlement.
+"""Called with the settlement's SQLAlchemy ``Session``; what it writes commits with the settlement, once.
 
-It must neither commit nor roll back. Whatever it raises undoes the whole settlement and counts as a
-failed attempt. It is typed ``Any`` here because the domain knows no SQLAlchemy.
+A settlement that the database could not take is tried again, and calls it again. It must neither commit
+nor roll back. Whatever it raises undoes the whole settlement and counts as a failed attempt. It is typed
+``Any`` here because the domain knows no SQLAlchemy.
 """
 
 
