@@ -5,7 +5,7 @@ from tinycortex.app import Cortex
 from tinycortex.config import Settings
 from tinycortex.db import Database
 from tinycortex.delegates import QueueDelegates
-from tinycortex.dialects.sqlite import (
+from tinycortex.dialects.sqlite_faults import (
     is_host_io,
     is_sqlite_busy,
     is_sqlite_corrupt,

@@ -2,18 +2,18 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TypeGuard
 
-from sqlalchemy import Engine, Pool
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Engine, ExceptionContext, Pool, event
 from sqlalchemy.orm import Session
 
 from tinycortex.config import DatabaseSettings
 from tinycortex.dialects import Presence, dialect_for
 from tinycortex.domain.redact import mask_url
-from tinycortex.errors import InvalidInputError, StorageError
+from tinycortex.errors import InvalidInputError, StorageBusyError, StorageError
 
 
 @dataclass(slots=True)
@@ -33,21 +33,24 @@ class Database:
 
     Args:
         settings: where it is and how to open it; nothing is opened before the first use.
+        may_create: a database that is not there is made, as an upgrade does; else it is unavailable.
 
     Raises:
         ConfigurationError: the URL cannot serve as a queue.
     """
 
-    def __init__(self, settings: DatabaseSettings) -> None:
+    def __init__(self, settings: DatabaseSettings, *, may_create: bool = False) -> None:
         self._settings = settings
         self._dialect = dialect_for(settings.url)
         self.masked_url = mask_url(settings.url)
         """The URL without its password, for messages."""
-        self.engine: Engine = self._dialect.create_engine(settings)
+        self.engine: Engine = self._dialect.create_engine(settings, may_create=may_create)
         self.presence: Presence = self._dialect.presence(settings)
         self._reader = self._dialect.reader(self.engine)
         self._process = os.getpid()
         self._inherited: list[Pool] = []
+        # Where the error arises, so that one of this database is told from any other's that a block meets.
+        event.listen(self.engine, "handle_error", self._translate)
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
@@ -55,6 +58,7 @@ class Database:
 
         Raises:
             InvalidInputError: it would wait for the transaction that its own caller holds open.
+            TransactionEndedError: the block went on after the transaction was over.
             StorageError: the database could not do its work; nothing of the block was kept.
         """
         around = tuple(transaction for transaction in _TRANSACTIONS.get() if transaction.open)
@@ -71,9 +75,21 @@ class Database:
         finally:
             own.open = False
 
-    def classify(self, error: BaseException) -> type[StorageError] | None:
-        """Return the storage error that a driver's ``error`` stands for; None for any other error."""
-        return type(error) if isinstance(error, StorageError) else self._dialect.classify(error)
+    def owns(self, error: BaseException) -> TypeGuard[StorageError]:
+        """Tell whether ``error`` is a storage error of this database, whoever met it."""
+        return isinstance(error, StorageError) and error.url == self.masked_url
+
+    def is_busy(self, error: BaseException) -> bool:
+        """Tell whether ``error`` comes from a lock that was held too long, in this database or another."""
+        return isinstance(error, StorageBusyError) or self._dialect.classify(error) is StorageBusyError
+
+    def keep_open(self, session: Session) -> AbstractContextManager[None]:
+        """Keep the block from ending the session's transaction, by whatever way the engine can refuse.
+
+        Raises:
+            TransactionEndedError: the block tried to; or it did, and nothing may be written after it.
+        """
+        return self._dialect.keep_open(session.connection())
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
@@ -133,13 +149,10 @@ class Database:
     @contextmanager
     def _session(self, engine: Engine) -> Iterator[Session]:
         self._leave_inherited()
-        try:
-            with Session(engine, expire_on_commit=False) as session, session.begin():
-                yield session
-        except (DBAPIError, OSError) as error:
-            kind = self._dialect.classify(error)
-            if kind is None:
-                raise
-            raise kind(
-                f"database {self.masked_url}: {error.orig if isinstance(error, DBAPIError) else error}"
-            ) from error
+        with Session(engine, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    def _translate(self, context: ExceptionContext) -> StorageError | None:
+        error = context.original_exception
+        kind = self._dialect.classify(error)
+        return None if kind is None else kind(f"database {self.masked_url}: {error}", url=self.masked_url)

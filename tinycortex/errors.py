@@ -60,8 +60,24 @@ class SchemaOutdatedError(SchemaError):
     """The database is at another revision than this package's newest."""
 
 
+class TransactionEndedError(TinycortexError):
+    """A write transaction was over before its block: ended by an error that the block caught, or by the block.
+
+    What the block wrote before that is lost, or committed when it was a COMMIT; nothing was written after it.
+    """
+
+
 class StorageError(TinycortexError):
-    """The database could not do its work. Always raised from the driver's own error."""
+    """The database could not do its work. Always raised from the driver's own error.
+
+    Args:
+        message: what happened, and to which database.
+        url: the database's URL, its password masked; None when it is not known.
+    """
+
+    def __init__(self, message: str, *, url: str | None = None) -> None:
+        super().__init__(message)
+        self.url = url
 
 
 class StorageBusyError(StorageError):

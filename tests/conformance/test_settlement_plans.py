@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -156,7 +157,40 @@ def _close(session: Session) -> None:
     session.close()
 
 
+def _end_by_statement(statement: str) -> Callable[[Session], None]:
+    def writes(session: Session) -> None:
+        add_chunk(session)
+        session.flush()
+        session.connection().exec_driver_sql(statement)
+
+    writes.__name__ = statement.lower()
+    return writes
+
+
+def _end_by_driver(method: str) -> Callable[[Session], None]:
+    def writes(session: Session) -> None:
+        add_chunk(session)
+        session.flush()
+        getattr(session.connection().connection, method)()
+
+    writes.__name__ = f"driver {method}"
+    return writes
+
+
+def _end_quietly(session: Session) -> None:
+    """Commit, and take no notice of the refusal."""
+    add_chunk(session)
+    session.flush()
+    with suppress(Exception):
+        session.connection().connection.commit()
+
+
 BAD_WRITES = [
+    _end_by_statement("COMMIT"),
+    _end_by_statement("ROLLBACK"),
+    _end_by_driver("commit"),
+    _end_by_driver("rollback"),
+    _end_quietly,
     _raise_after_writing,
     _raise_system_exit,
     _write_later,

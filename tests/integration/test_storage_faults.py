@@ -5,12 +5,15 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from sqlalchemy import event
+from sqlalchemy import event, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
 from background import BOUND_S, Worker, program, until, working
 from tinycortex import (
@@ -25,7 +28,8 @@ from tinycortex import (
 )
 from tinycortex.config import DatabaseSettings, WorkerSettings
 from tinycortex.dialects.sqlite import _set_journal
-from tinycortex.testing import NewJobFactory
+from tinycortex.errors import TransactionEndedError
+from tinycortex.testing import ChunkRowFactory, NewJobFactory, insert_rows
 
 OpenCortex = Callable[..., Cortex]
 
@@ -37,7 +41,8 @@ HURRIED = WorkerSettings(idle_ms=5, busy_ms=5, recover_ms=LONG_MS)
 ENQUEUE_AND_DIE = """
 import os, sys
 from tinycortex import Cortex
-from tinycortex.testing import NewJobFactory
+from tinycortex.errors import TransactionEndedError
+from tinycortex.testing import ChunkRowFactory, NewJobFactory, insert_rows
 
 cortex = Cortex.open(sys.argv[1])
 cortex.enqueue(NewJobFactory.build())
@@ -177,6 +182,85 @@ def test_a_result_waits_for_room(open_cortex: OpenCortex, caplog: pytest.LogCapt
     assert (len(ran), cortex.get_job(job_id).attempts) == (1, 1)
     assert len(cortex.jobs.list_jobs(kind="note")) == 1
     assert len([record for record in caplog.records if "again" in record.message]) == 1
+
+
+# Ended by SQLite itself
+
+
+def fill(session: Session) -> None:
+    """Meet a full disk, and go on as if nothing had been: SQLite has rolled the transaction back by then."""
+    with suppress(StorageFullError):
+        session.execute(text("INSERT INTO bystander VALUES (zeroblob(500000))"))
+
+
+def break_a_rule(session: Session) -> None:
+    """Meet a conflict that SQLite answers by rolling the transaction back, and go on."""
+    with suppress(IntegrityError):
+        session.execute(text("INSERT OR ROLLBACK INTO mem_tree_chunks SELECT * FROM mem_tree_chunks"))
+
+
+def run_a_script(session: Session) -> None:
+    """Use the driver's way that commits what is open before it begins."""
+    driver: Any = session.connection().connection
+    driver.executescript("DELETE FROM mem_tree_chunks")
+
+
+def run_a_script_quietly(session: Session) -> None:
+    """The same, and take no notice of the refusal."""
+    with suppress(sqlite3.Error):
+        run_a_script(session)
+
+
+ENDINGS = [fill, break_a_rule, run_a_script, run_a_script_quietly]
+
+
+def prepare(cortex: Cortex) -> None:
+    with cortex.transaction() as session:
+        session.execute(text("CREATE TABLE bystander (data BLOB)"))
+    insert_rows(cortex.database, ChunkRowFactory.build(id="before", owner="kept"))
+    limit_room(cortex)(False)
+
+
+@pytest.mark.parametrize("end", ENDINGS)
+@pytest.mark.parametrize("then", ["write more", "do nothing more"])
+def test_a_plan_whose_transaction_ended_under_it_keeps_nothing(
+    cortex: Cortex, end: Callable[[Session], None], then: str
+) -> None:
+    """Nothing is written behind the end of the transaction, a statement at a time, while the row runs on."""
+
+    def writes(session: Session) -> None:
+        session.add(ChunkRowFactory.build(id="written"))
+        session.flush()
+        end(session)
+        if then == "write more":
+            session.execute(text("UPDATE mem_tree_chunks SET owner = 'changed'"))
+
+    prepare(cortex)
+    cortex.handler("note", payload=Note)(lambda _ctx, _payload: Done(writes=writes, follow_ups=[NewJobFactory.build()]))
+    job_id = str(cortex.enqueue(NewJob.of("note", Note())))
+    assert cortex.run_once()
+    job = cortex.get_job(job_id)
+    assert (job.status, job.attempts) == (JobStatus.READY, 1)
+    assert "TransactionEndedError" in str(job.last_error)
+    assert [job.id for job in cortex.jobs.list_jobs()] == [job_id]
+    with cortex.database.reading() as session:
+        assert session.execute(text("SELECT id, owner FROM mem_tree_chunks")).all() == [("before", "kept")]
+
+
+@pytest.mark.parametrize("end", [fill, break_a_rule])
+def test_a_producer_is_told_that_its_transaction_ended_under_it(cortex: Cortex, end: Callable[[Session], None]) -> None:
+    """Its job does not commit without the rows that were written before it."""
+    prepare(cortex)
+    with pytest.raises(TransactionEndedError), cortex.transaction() as session:
+        session.add(ChunkRowFactory.build(id="written"))
+        session.flush()
+        end(session)
+        cortex.enqueue(NewJobFactory.build(), session=session)
+    with pytest.raises(TransactionEndedError), cortex.transaction() as session:
+        end(session)
+    assert cortex.jobs.list_jobs() == []
+    with cortex.database.reading() as session:
+        assert list(session.execute(text("SELECT id FROM mem_tree_chunks")).scalars()) == ["before"]
 
 
 # Gone, or never there

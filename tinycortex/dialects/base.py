@@ -1,6 +1,7 @@
 """What an engine must answer; everything that differs between engines is behind this protocol."""
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from sqlalchemy import Connection, Engine
@@ -32,8 +33,14 @@ class Presence(Protocol):
 class Dialect(Protocol):
     """One database engine."""
 
-    def create_engine(self, settings: DatabaseSettings) -> Engine:
+    def create_engine(self, settings: DatabaseSettings, *, may_create: bool = False) -> Engine:
         """Build the engine. A write transaction takes the write lock at its start.
+
+        A statement or a commit that comes after its transaction is over raises TransactionEndedError.
+
+        Args:
+            settings: where the database is and how to open it.
+            may_create: a database that is not there is made; else it is unavailable.
 
         Raises:
             ConfigurationError: the URL cannot serve as a queue.
@@ -50,6 +57,14 @@ class Dialect(Protocol):
 
     def classify(self, error: BaseException) -> type[StorageError] | None:
         """Return the storage error that the driver's ``error`` stands for, by code and never by message."""
+        ...
+
+    def keep_open(self, connection: Connection) -> AbstractContextManager[None]:
+        """Keep the block from ending the connection's transaction.
+
+        Raises:
+            TransactionEndedError: the block tried to, or the transaction is over.
+        """
         ...
 
     def find_damage(self, connection: Connection) -> list[str]:

@@ -4,99 +4,35 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event, make_url
-from sqlalchemy.exc import DBAPIError, DisconnectionError
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from tinycortex.config import DatabaseSettings
 from tinycortex.dialects.presence import FilePresence
-from tinycortex.errors import (
-    ConfigurationError,
-    HostIOError,
-    StorageBusyError,
-    StorageCorruptError,
-    StorageError,
-    StorageFullError,
-    StorageUnavailableError,
-)
+from tinycortex.dialects.sqlite_faults import is_sqlite_busy, is_sqlite_corrupt, storage_error_of
+from tinycortex.errors import ConfigurationError, StorageError, TransactionEndedError
 
 logger = logging.getLogger(__name__)
 
 _BEGIN = "tinycortex_begin"
 _IDENTITY = "tinycortex_file"
 
-_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
-_IO_TRANSIENT = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
-_CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_UNWRITABLE = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL})
-_HOST_IO_ERRNOS = frozenset({5, 28, 30})  # EIO, ENOSPC, EROFS
-
-
-def is_sqlite_busy(error: BaseException) -> bool:
-    """Tell whether ``error`` comes from SQLITE_BUSY or SQLITE_LOCKED (contract §4.12)."""
-    return _has_code(error, _BUSY)
-
-
-def is_sqlite_io_transient(error: BaseException) -> bool:
-    """Tell whether ``error`` comes from SQLITE_IOERR (with every extended code) or SQLITE_CANTOPEN."""
-    return _has_code(error, _IO_TRANSIENT)
-
-
-def is_sqlite_disk_full(error: BaseException) -> bool:
-    """Tell whether ``error`` comes from SQLITE_FULL."""
-    return _has_code(error, frozenset({sqlite3.SQLITE_FULL}))
-
-
-def is_sqlite_corrupt(error: BaseException) -> bool:
-    """Tell whether ``error`` comes from SQLITE_CORRUPT or SQLITE_NOTADB."""
-    return _has_code(error, _CORRUPT)
-
-
-def is_host_io(error: BaseException) -> bool:
-    """Tell whether ``error`` comes from the operating system's EIO, ENOSPC or EROFS."""
-    return any(isinstance(link, OSError) and link.errno in _HOST_IO_ERRNOS for link in _chain(error))
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield ``error``, the driver's error inside it, and all that caused it, each once."""
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        link = waiting.pop()
-        if link is None or id(link) in seen:
-            continue
-        seen.add(id(link))
-        yield link
-        waiting += [link.__context__, link.__cause__]
-        if isinstance(link, DBAPIError):
-            waiting.append(link.orig)
-
-
-def _primary_code(error: BaseException) -> int | None:
-    code = getattr(error, "sqlite_errorcode", None) if isinstance(error, sqlite3.Error) else None
-    return None if code is None else code & 0xFF  # the low byte of an extended code is its primary one
-
-
-def _has_code(error: BaseException, codes: frozenset[int]) -> bool:
-    return any(_primary_code(link) in codes for link in _chain(error))
-
-
-_CLASSES: tuple[tuple[frozenset[int], type[StorageError]], ...] = (
-    (_BUSY, StorageBusyError),
-    (frozenset({sqlite3.SQLITE_FULL}), StorageFullError),
-    (_CORRUPT, StorageCorruptError),
-    (_IO_TRANSIENT | _UNWRITABLE, StorageUnavailableError),
+_NO_END = "{} is refused here: the transaction commits, or is rolled back, when its block ends"
+_OVER = (
+    "the transaction is over: SQLite rolled it back for an error that its block caught (a full disk, OR ROLLBACK), "
+    "or the block ended it by itself; let such an error through, and write what must stay in a transaction anew"
 )
 
 
 class SQLiteDialect:
     """SQLite through the standard library's driver."""
 
-    def create_engine(self, settings: DatabaseSettings) -> Engine:
+    def create_engine(self, settings: DatabaseSettings, *, may_create: bool = False) -> Engine:
         """Build the engine: WAL, foreign keys, busy timeout, and BEGIN IMMEDIATE for every write transaction."""
         path = database_path(settings.url).absolute()  # where the engine opens it, whatever folder we are in later
         if path.is_dir():
@@ -111,10 +47,16 @@ class SQLiteDialect:
             },
         )
 
+        @event.listens_for(engine, "do_connect")
+        def _make_no_file(_dialect: object, _record: object, arguments: list[Any], options: dict[str, Any]) -> None:
+            if not may_create:  # SQLite makes an empty one otherwise, in place of a file that was deleted
+                arguments[0], options["uri"] = f"{path.as_uri()}?mode=rw", True
+
         keep_if_damaged = _keeper(engine, path)
 
         @event.listens_for(engine, "connect")
         def _prepare(connection: sqlite3.Connection, _record: object) -> None:
+            connection.text_factory = _readable
             try:
                 connection.execute("PRAGMA foreign_keys=ON")
                 _set_journal(connection, settings, path)
@@ -128,6 +70,7 @@ class SQLiteDialect:
         def _begin(connection: Connection) -> None:
             connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN IMMEDIATE"))
 
+        _refuse_after_the_end(engine)
         _follow_the_file(engine, path)
         return engine
 
@@ -141,11 +84,35 @@ class SQLiteDialect:
 
     def classify(self, error: BaseException) -> type[StorageError] | None:
         """Return the storage error of a driver's error; None for one that is not about storage."""
-        link: Any = error.orig if isinstance(error, DBAPIError) else error
-        if isinstance(link, OSError):
-            return HostIOError if is_host_io(link) else None
-        code = _primary_code(link)
-        return next((kind for codes, kind in _CLASSES if code in codes), None)
+        return storage_error_of(error)
+
+    @contextmanager
+    def keep_open(self, connection: Connection) -> Iterator[None]:
+        """Have SQLite itself refuse BEGIN, COMMIT and ROLLBACK, from whatever layer they come."""
+        driver: Any = connection.connection.dbapi_connection
+        refused: list[str] = []
+
+        def authorize(action: int, word: str | None, *_rest: object) -> int:
+            if action != sqlite3.SQLITE_TRANSACTION:
+                return sqlite3.SQLITE_OK
+            refused.append(str(word))
+            return sqlite3.SQLITE_DENY
+
+        driver.set_authorizer(authorize)
+        try:
+            yield
+        except Exception as error:
+            if refused:
+                raise TransactionEndedError(_NO_END.format(refused[0])) from error
+            raise
+        finally:
+            driver.set_authorizer(None)
+            if refused:  # SQLAlchemy may take it for ended by now, and would leave it open
+                driver.rollback()
+        if refused:
+            raise TransactionEndedError(_NO_END.format(refused[0]))
+        if not driver.in_transaction:
+            raise TransactionEndedError(_OVER)
 
     def find_damage(self, connection: Connection) -> list[str]:
         """Return what ``PRAGMA integrity_check`` finds."""
@@ -167,6 +134,29 @@ def database_path(url: str) -> Path:
             "a database in memory, or a file: URI, is not one"
         )
     return Path(name)
+
+
+def _readable(raw: bytes) -> str:
+    # Another program may have written what is no UTF-8. A backslash makes it show, and is never JSON by itself.
+    return raw.decode(errors="backslashreplace")
+
+
+def _refuse_after_the_end(engine: Engine) -> None:
+    """Write nothing outside the transaction that was begun: it would commit by itself, a statement at a time.
+
+    SQLite ends a transaction without being asked to when the disk is full, and SQLAlchemy does not see it.
+    """
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def _look(connection: Connection, cursor: sqlite3.Cursor, *_rest: object) -> None:
+        if not cursor.connection.in_transaction and connection.in_transaction():
+            raise TransactionEndedError(_OVER)
+
+    @event.listens_for(engine, "commit")
+    def _look_once_more(connection: Connection) -> None:
+        driver: Any = connection.connection.dbapi_connection
+        if not driver.in_transaction:
+            raise TransactionEndedError(_OVER)
 
 
 def _follow_the_file(engine: Engine, path: Path) -> None:

@@ -47,7 +47,7 @@ def _describe_link(error: BaseException) -> str:
     name = type(error).__name__
     try:
         message = str(error)
-    except Exception as fault:  # noqa: BLE001 - an error that cannot be printed must still be recorded
+    except BaseException as fault:  # noqa: BLE001 - an error that cannot be printed must still be recorded
         message = f"<its __str__ raised {type(fault).__name__}>"
     # Cut before joining: sixty-four links of twenty megabytes are not one string.
     return f"{name}: {message[: policy.LAST_ERROR_MAX_BYTES]}" if message else name

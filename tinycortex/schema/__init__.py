@@ -117,7 +117,7 @@ def sql(url: str, revisions: str = "base:head") -> str:
 @contextmanager
 def connect_for_migrations(url: str) -> Iterator[Connection]:
     """Open the one transaction that revisions run in; on SQLite it holds the write lock from its start."""
-    database = Database(DatabaseSettings(url=url))
+    database = Database(DatabaseSettings(url=url), may_create=True)
     try:
         with database.transaction() as session:
             yield session.connection()

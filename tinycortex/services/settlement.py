@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,9 +13,9 @@ from tinycortex.config import QueueSettings
 from tinycortex.db import Database
 from tinycortex.domain import policy
 from tinycortex.domain.clock import Clock
-from tinycortex.domain.failures import describe_error, find_failure
+from tinycortex.domain.failures import describe_error, find_failure, iter_causes
 from tinycortex.domain.jobs import Job
-from tinycortex.domain.outcomes import Defer, JobPlan
+from tinycortex.domain.outcomes import Defer, JobPlan, Writes
 from tinycortex.domain.redact import scrub_for_log
 from tinycortex.errors import InvalidInputError, JobFailure, StorageBusyError, StorageError
 from tinycortex.repositories.jobs import JobRepository
@@ -59,9 +60,9 @@ class Settlement:
             held = self._apply(job, result)
         except StorageError:
             raise
-        except KeyboardInterrupt:
-            raise  # the user's own: settling runs where signals arrive
-        except BaseException as error:  # noqa: BLE001 - the handler's own writes may raise anything, SystemExit too
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise  # the user's own, which arrives here and nowhere else
             return self._fail(job, error)
         if not held:
             logger.warning("job %s (%s) %s", job.id, job.kind, _NOT_HELD)
@@ -73,29 +74,32 @@ class Settlement:
             if not self._end(job, plan, session):
                 return False
             if plan.writes is not None:
-                with self._faults_of_their_own(), _one_transaction(session):
-                    _refuse_awaitable(plan.writes(session))
-                    session.flush()
+                self._write(plan.writes, session)
             for follow_up in plan.follow_ups:
                 self._producer.enqueue(follow_up, session=session)
         return True
 
-    @contextmanager
-    def _faults_of_their_own(self) -> Iterator[None]:
-        """Tell faults that the writes brought on themselves from those of this database.
+    def _write(self, writes: Writes, session: Session) -> None:
+        """Call a handler's writes in the settlement's transaction, which they cannot end.
 
-        A busy database cannot be this one, whose write lock is held here; nor can a file or another queue
-        that the writes use. Kept as this database's, the result would be tried again for ever.
+        Raises:
+            StorageError: this database could not take them; the result is kept, and tried again.
+            BaseException: whatever else they met; it fails the attempt, or it would be tried again for ever.
         """
         try:
-            yield
-        except (StorageError, OSError) as error:
-            raise InvalidInputError(f"writes= met a fault outside its session: {error}") from error
-        except Exception as error:
-            if self._database.classify(error) is StorageBusyError:
+            with self._database.keep_open(session), _no_commit(session):
+                _refuse_awaitable(writes(session))
+                session.flush()
+        except BaseException as error:
+            fault = next(filter(self._database.owns, iter_causes(error)), None)
+            if fault is not None and not isinstance(fault, StorageBusyError):
+                raise fault from error
+            if self._database.is_busy(error):  # not for others: this settlement holds the write lock
                 raise InvalidInputError(
                     "writes= waited for the write lock that its own settlement holds; write through its session"
                 ) from error
+            if isinstance(error, StorageError):
+                raise InvalidInputError(f"writes= met a fault outside its session: {error}") from error
             raise
 
     def _end(self, job: Job, plan: JobPlan, session: Session) -> bool:
@@ -135,8 +139,8 @@ def _refuse_awaitable(returned: object) -> None:
 
 
 @contextmanager
-def _one_transaction(session: Session) -> Iterator[None]:
-    """Keep the block from ending the session's transaction: either end of it would save half a settlement.
+def _no_commit(session: Session) -> Iterator[None]:
+    """Refuse a commit of the session or of its connection with a message that says what is wrong.
 
     Savepoints are the handler's own.
     """
