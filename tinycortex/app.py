@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack, overload
 
@@ -17,7 +17,6 @@ from tinycortex.delegates import QueueDelegates
 from tinycortex.domain.clock import Clock, SystemClock
 from tinycortex.domain.jobs import TERMINAL_STATUSES, Job, JobStatus, NewJob
 from tinycortex.domain.kinds import KindOptions, KindSpec
-from tinycortex.errors import StorageError
 from tinycortex.handlers.builtin import register_builtin_handlers
 from tinycortex.handlers.registry import HandlerRegistry, HandlerT
 from tinycortex.memory.delegates import MemoryDelegates
@@ -32,10 +31,15 @@ from tinycortex.services.maintenance import BootstrapReport, Maintenance
 from tinycortex.services.portal import LoopThread
 from tinycortex.services.producer import Producer
 from tinycortex.services.settlement import Settlement
+from tinycortex.threads import SerialThread, Threads
+from tinycortex.worker.aio import Worker, check_concurrency
 from tinycortex.worker.drain import Drain
 from tinycortex.worker.heartbeat import Heartbeat
-from tinycortex.worker.loop import WorkerLoop
+from tinycortex.worker.identity import WorkerIdentity
+from tinycortex.worker.loop import SyncWorker
 from tinycortex.worker.step import WorkerStep
+from tinycortex.worker.upkeep import Chore, Upkeep
+from tinycortex.worker.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -63,16 +67,20 @@ class Cortex:
         self.database = Database(settings.database)
         self.registry = HandlerRegistry()
         register_builtin_handlers(self.registry)
+        self._wakeup = Wakeup(self.database)
         self.jobs = JobRepository(
             self.database,
             self.clock,
             find_spec=self.registry.find_spec,
             retry_jitter=settings.queue.retry_jitter,
+            on_enqueued=self._wakeup.notify,
         )
         self.llm_gate = LlmGate(settings.queue.llm_permits)
         self.ingestor = Ingestor(self.database, self.jobs, settings.memory, self.clock)
         self.delegates = delegates or MemoryDelegates(self.database, settings.memory, self.clock)
         self._portal = LoopThread()
+        self._storage = SerialThread("tinycortex-storage")
+        self._chores = SerialThread("tinycortex-upkeep")
         self._heartbeat = Heartbeat(self.jobs, beat_ms=settings.worker.heartbeat_ms)
         self._producer = Producer(self.jobs, self.registry)
         self._maintenance = Maintenance(self.database, self.jobs, self._producer, self.registry, self.clock)
@@ -80,25 +88,42 @@ class Cortex:
         self._backfill = Backfill(self._producer, self.delegates)
         self._inspection = Inspection(self.database, self.jobs, self.registry, self.clock)
         self._step = WorkerStep(
+            database=self.database,
             jobs=self.jobs,
             registry=self.registry,
-            dispatcher=Dispatcher(self.registry, self.jobs, self.delegates, self.clock),
+            dispatcher=Dispatcher(
+                self.registry,
+                self.jobs,
+                self.delegates,
+                self.clock,
+                threads=Threads("tinycortex-handler"),
+                storage=self._storage,
+            ),
             settlement=Settlement(self.database, self.jobs, self._producer, settings.queue, self.clock),
             gate=self.llm_gate,
-            presence=self.database.presence,
             portal=self._portal,
+            storage=self._storage,
             heartbeat=self._heartbeat,
-            settings=settings.queue,
+            identity=WorkerIdentity(),
+            queue=settings.queue,
+            worker=settings.worker,
+            clock=self.clock,
         )
         self._drain = Drain(self._step, self.jobs, self.registry, self.clock)
-        self._loop = WorkerLoop(
+        self._worker = Worker(
             self._step,
+            heartbeat=self._heartbeat,
+            wakeup=self._wakeup,
+            upkeep=Upkeep(
+                self._chores,
+                Chore(self.tick, settings.scheduler.tick_s),
+                Chore(self.recover_stale_locks, settings.worker.recover_ms / 1000),
+            ),
             bootstrap=self.bootstrap,
-            tick=self.tick,
-            recover=self.recover_stale_locks,
-            worker=settings.worker,
-            scheduler=settings.scheduler,
+            settings=settings.worker,
+            clock=self.clock,
         )
+        self._sync_worker = SyncWorker(self._worker, self._portal)
 
     @classmethod
     def open(
@@ -139,10 +164,12 @@ class Cortex:
 
     def close(self) -> None:
         """Write what could not be written before, end the threads, withdraw the worker, close all connections."""
-        with suppress(StorageError):  # what stays unwritten is run again after its lease
-            self._step.settle_kept()
-        self._heartbeat.close()
         self._portal.close()
+        self._storage.submit(self._step.leave_kept)  # what stays unwritten is run again after its lease
+        self._storage.close()
+        self._chores.close()
+        self._wakeup.close()
+        self._heartbeat.close()
         self.database.dispose()
 
     def __enter__(self) -> Self:
@@ -237,13 +264,42 @@ class Cortex:
         """
         return self._drain.drain_until_idle(wait_ms=wait_ms, on_step=on_step)
 
-    def run_sync(self, stop: threading.Event | None = None) -> None:
-        """Work in this thread until ``stop`` is set; without one, until interrupted."""
-        self._loop.run_sync(stop or threading.Event())
+    def run_sync(
+        self,
+        stop: threading.Event | None = None,
+        *,
+        concurrency: int | None = None,
+        kinds: Collection[str] | None = None,
+    ) -> None:
+        """Work until ``stop`` is set, while this thread waits; without one, until interrupted. See :meth:`run`."""
+        most = self.settings.worker.concurrency if concurrency is None else check_concurrency(concurrency)
+        self._sync_worker.run(stop or threading.Event(), concurrency=most, kinds=self._known(kinds))
 
-    async def run(self, stop: asyncio.Event | None = None) -> None:
-        """Work on the running loop until ``stop`` is set; without one, until cancelled."""
-        await self._loop.run(stop or asyncio.Event())
+    async def run(
+        self,
+        stop: asyncio.Event | None = None,
+        *,
+        concurrency: int | None = None,
+        kinds: Collection[str] | None = None,
+    ) -> None:
+        """Work on the running loop until ``stop`` is set; without one, until cancelled. See :meth:`Worker.run`.
+
+        Args:
+            stop: set to stop: no job is claimed any more, and those that run get
+                ``worker.shutdown_grace_s`` to end.
+            concurrency: jobs at a time; ``worker.concurrency`` when left out.
+            kinds: the kinds to work on; all that are registered when left out.
+
+        Raises:
+            InvalidInputError: ``concurrency`` is no number above zero.
+            UnknownKindError: one of ``kinds`` has no handler here.
+            StorageCorruptError: the database is damaged.
+        """
+        most = self.settings.worker.concurrency if concurrency is None else check_concurrency(concurrency)
+        await self._worker.run(stop or asyncio.Event(), concurrency=most, kinds=self._known(kinds))
+
+    def _known(self, kinds: Collection[str] | None) -> frozenset[str] | None:
+        return None if kinds is None else frozenset(self.registry.get(kind).spec.kind for kind in kinds)
 
     # Maintain
 

@@ -49,8 +49,9 @@ class QueueSettings(_Group):
 
 
 class WorkerSettings(_Group):
-    """Pauses of the worker's loop, by what it met, and its heartbeat (ms)."""
+    """A worker: jobs at a time, pauses by what it met, heartbeat, shutdown."""
 
+    concurrency: Annotated[int, Field(ge=1, le=1_000)] = Field(8, description="Jobs that one worker runs at a time.")
     idle_ms: Milliseconds = Field(250, description="Pause when nothing is due.")
     busy_ms: Milliseconds = Field(100, description="Pause after a busy database.")
     io_ms: Milliseconds = Field(1_000, description="Pause after a transient I/O fault of the database.")
@@ -60,6 +61,9 @@ class WorkerSettings(_Group):
     recover_ms: Milliseconds = Field(5_000, description="How often a worker looks for rows of dead workers (ms).")
     heartbeat_ms: Annotated[int, Field(ge=10, le=60_000)] = Field(
         1_000, description="How often the claims of running handlers are looked after (ms)."
+    )
+    shutdown_grace_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
+        30, description="How long a worker that stops waits for running handlers before it cancels them (s)."
     )
 
 

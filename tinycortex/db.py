@@ -1,7 +1,7 @@
 """The database: its engine, and the transaction as the unit of work. The only place that commits."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -11,9 +11,17 @@ from sqlalchemy import Engine, ExceptionContext, Pool, event
 from sqlalchemy.orm import Session
 
 from tinycortex.config import DatabaseSettings
-from tinycortex.dialects import Presence, dialect_for
+from tinycortex.dialects import Presence, Watch, dialect_for
 from tinycortex.domain.redact import mask_url
 from tinycortex.errors import InvalidInputError, StorageBusyError, StorageError
+
+_ON_COMMIT = "tinycortex_on_commit"
+_OWN = "tinycortex_own"
+
+
+def _do_waiting(session: Session) -> None:
+    for do in session.info.get(_ON_COMMIT, ()):
+        do()
 
 
 @dataclass(slots=True)
@@ -61,12 +69,7 @@ class Database:
             TransactionEndedError: the block went on after the transaction was over.
             StorageError: the database could not do its work; nothing of the block was kept.
         """
-        around = tuple(transaction for transaction in _TRANSACTIONS.get() if transaction.open)
-        if any(transaction.database is self for transaction in around):
-            raise InvalidInputError(
-                "a write transaction is open here already, and a second one would wait for it for ever; "
-                "hand its session on, as in enqueue(job, session=session)"
-            )
+        around = self.refuse_inside_transaction()
         own = _Transaction(self)
         _TRANSACTIONS.set((*around, own))
         try:
@@ -74,6 +77,20 @@ class Database:
                 yield session
         finally:
             own.open = False
+
+    def refuse_inside_transaction(self) -> tuple[_Transaction, ...]:
+        """Raise :class:`InvalidInputError` where a write of this database would wait for its own caller.
+
+        Returns:
+            The write transactions, of other databases, that the running code is inside of.
+        """
+        around = tuple(transaction for transaction in _TRANSACTIONS.get() if transaction.open)
+        if any(transaction.database is self for transaction in around):
+            raise InvalidInputError(
+                "a write transaction is open here already, and a second one would wait for it for ever; "
+                "hand its session on, as in enqueue(job, session=session)"
+            )
+        return around
 
     def owns(self, error: BaseException) -> TypeGuard[StorageError]:
         """Tell whether ``error`` is a storage error of this database, whoever met it."""
@@ -132,6 +149,22 @@ class Database:
         with self.reading() as session:
             return self._dialect.find_damage(session.connection())
 
+    def watch(self) -> Watch:
+        """Return what tells of commits of other processes; the caller closes it."""
+        return self._dialect.watch(self._settings)
+
+    def on_commit(self, session: Session, do: Callable[[], object]) -> None:
+        """Have ``do`` called after the session's transaction has committed, once however often it is asked for.
+
+        In a host's own session it may be called for a released savepoint already.
+        """
+        waiting: dict[Callable[[], object], None] | None = session.info.get(_ON_COMMIT)
+        if waiting is None:
+            waiting = session.info[_ON_COMMIT] = {}
+            if _OWN not in session.info:
+                event.listen(session, "after_commit", _do_waiting)
+        waiting[do] = None
+
     def dispose(self) -> None:
         """Withdraw this process's workers and close every pooled connection; a later use opens new ones."""
         self._leave_inherited()
@@ -149,8 +182,10 @@ class Database:
     @contextmanager
     def _session(self, engine: Engine) -> Iterator[Session]:
         self._leave_inherited()
-        with Session(engine, expire_on_commit=False) as session, session.begin():
-            yield session
+        with Session(engine, expire_on_commit=False, info={_OWN: True}) as session:
+            with session.begin():
+                yield session
+            _do_waiting(session)
 
     def _translate(self, context: ExceptionContext) -> StorageError | None:
         error = context.original_exception

@@ -10,9 +10,9 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from background import BOUND_S, until
-from tinycortex import Cortex, Defer, Done, JobContext, JobPlan, JobStatus, NewJob, Settings
+from tinycortex import Cortex, Defer, Done, Job, JobContext, JobPlan, JobStatus, NewJob, Settings
 from tinycortex.config import WorkerSettings
-from tinycortex.errors import StorageBusyError, StorageError
+from tinycortex.errors import StorageBusyError, StorageError, StorageFullError
 from tinycortex.testing import ChunkRowFactory, ManualClock, NewJobFactory
 
 OpenCortex = Callable[..., Cortex]
@@ -182,23 +182,52 @@ def test_a_kept_result_whose_lease_is_lost_is_not_written(
     assert f"job {job_id} (note) was cancelled, or claimed anew" in caplog.text
 
 
-# A claim that is given back
-
-
-def test_a_claim_that_cannot_be_given_back_at_once_is_given_back_later(
-    cortex: Cortex, monkeypatch: pytest.MonkeyPatch
+def test_a_fault_that_the_handler_met_is_kept_like_a_result(
+    cortex: Cortex, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A database that is busy for the handler is busy for its worker too; the job's attempt is not lost by that."""
-    job_id, ran = enqueue(cortex, StorageError("busy for the handler"))
-    refuse(monkeypatch, cortex, "release")
+    job_id, ran = enqueue(cortex, StorageError("busy for the handler", url=cortex.database.masked_url))
+    refuse(monkeypatch, cortex, "mark_deferred")
     with pytest.raises(StorageBusyError):
         cortex.run_once()
     assert cortex.get_job(job_id).status is JobStatus.RUNNING
-    with pytest.raises(StorageError, match="busy for the handler"):
-        cortex.run_once()
+    assert not cortex.run_once()
     job = cortex.get_job(job_id)
     assert (job.status, job.attempts, job.locked_by) == (JobStatus.READY, 0, None)
-    assert ran == [1, 1]
+    assert job.available_at_ms > clock.now_ms()
+    assert ran == [1]
+
+
+@pytest.mark.parametrize("most", [1, 8])
+def test_a_result_that_has_no_room_holds_up_no_other_job(
+    cortex: Cortex, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Others are claimed and done beside it, until there are so many that the worker would collect them for ever."""
+    settle = cortex.jobs.mark_done
+
+    def refusing(job: Job, **options: Any) -> bool:
+        if job.kind == "large":
+            raise StorageFullError("no room")
+        return settle(job, **options)
+
+    monkeypatch.setattr(cortex.jobs, "mark_done", refusing)
+    cortex.handler("large", payload=Note, rank=0)(lambda _ctx, _payload: None)
+    cortex.handler("small", payload=Note)(lambda _ctx, _payload: None)
+    for _ in range(most):
+        cortex.enqueue(NewJob.of("large", Note()))
+        with pytest.raises(StorageFullError):
+            cortex.run_once()
+    small = str(cortex.enqueue(NewJob.of("small", Note())))
+    if most == 1:
+        assert cortex.run_once()
+        assert cortex.get_job(small).status is JobStatus.DONE
+    else:
+        with pytest.raises(StorageFullError):
+            cortex.run_once()
+        assert cortex.get_job(small).status is JobStatus.READY
+
+
+# A claim that is given back
 
 
 def test_a_worker_that_is_cancelled_while_the_database_is_busy_ends(
@@ -220,7 +249,7 @@ def test_a_worker_that_is_cancelled_while_the_database_is_busy_ends(
 
     cortex.handler("note", payload=Note, llm_bound=True)(handler)
     job_id = str(cortex.enqueue(NewJob.of("note", Note())))
-    refuse(monkeypatch, cortex, "release")
+    refuse(monkeypatch, cortex, "release", times=2)
     asyncio.run(main())
     assert cortex.get_job(job_id).status is JobStatus.RUNNING
     assert cortex.llm_gate.available == 1

@@ -16,8 +16,10 @@ from tinycortex import (
     StorageBusyError,
     StorageCorruptError,
     StorageError,
+    StorageFullError,
 )
 from tinycortex.config import WorkerSettings
+from tinycortex.domain.clock import SystemClock
 from tinycortex.testing import JobRowFactory, ManualClock, NewJobFactory, insert_rows
 
 OpenCortex = Callable[..., Cortex]
@@ -138,16 +140,18 @@ def test_a_loop_begins_with_housekeeping_and_a_tick(open_cortex: OpenCortex, way
 
 
 @pytest.mark.parametrize("way", ["run_sync", "run"])
-@pytest.mark.parametrize("error", [StorageBusyError("busy"), StorageError("odd")])
-def test_a_loop_waits_a_storage_fault_out(open_cortex: OpenCortex, way: str, error: StorageError) -> None:
-    """Ordinary contention pauses the worker and ends nothing; no attempt is burnt."""
-    cortex = open_cortex(HURRIED)
+@pytest.mark.parametrize("fault", [StorageBusyError, StorageError])
+def test_a_job_waits_a_storage_fault_out(open_cortex: OpenCortex, way: str, fault: type[StorageError]) -> None:
+    """A fault of the queue's database that a handler meets ends nothing; no attempt is burnt."""
+    cortex = open_cortex(HURRIED, clock=SystemClock())
     ran = threading.Event()
-    faults = [error, error]
+    faults = [fault("hidden", url=cortex.database.masked_url) for _ in range(2)]
 
     def note(_ctx: object, _payload: Note) -> None:
-        if faults:
+        if len(faults) == 2:
             raise faults.pop()
+        if faults:
+            raise ValueError("wrapped") from faults.pop()
         ran.set()
 
     cortex.handler("note", payload=Note)(note)
@@ -157,13 +161,47 @@ def test_a_loop_waits_a_storage_fault_out(open_cortex: OpenCortex, way: str, err
     assert (job.status, job.attempts) == (JobStatus.DONE, 1)
 
 
+@pytest.mark.parametrize("fault", [StorageBusyError, StorageCorruptError])
+def test_a_fault_of_another_database_is_a_failed_attempt(cortex: Cortex, fault: type[StorageError]) -> None:
+    """It is the handler's own affair: it neither stops the worker nor comes back for ever."""
+
+    def note(_ctx: object, _payload: Note) -> None:
+        raise fault("elsewhere", url="sqlite:///elsewhere.db")
+
+    cortex.handler("note", payload=Note)(note)
+    job_id = str(cortex.enqueue(NewJob.of("note", Note())))
+    assert cortex.run_once()
+    job = cortex.get_job(job_id)
+    assert (job.status, job.attempts, job.last_error) == (JobStatus.READY, 1, f"{fault.__name__}: elsewhere")
+
+
+def test_a_job_that_meets_the_same_fault_again_and_again_comes_back_less_often(
+    cortex: Cortex, clock: ManualClock
+) -> None:
+    """First after the fault's pause, then after as long as it has met it for, at most an hour; no attempt is burnt."""
+
+    def note(_ctx: object, _payload: Note) -> None:
+        raise StorageFullError("full", url=cortex.database.masked_url)
+
+    cortex.handler("note", payload=Note)(note)
+    job_id = str(cortex.enqueue(NewJob.of("note", Note())))
+    waits: list[int] = []
+    for _ in range(10):
+        assert cortex.run_once()
+        job = cortex.get_job(job_id)
+        assert (job.status, job.attempts, job.last_error) == (JobStatus.READY, 0, "StorageFullError: full")
+        waits.append(job.available_at_ms - clock.now_ms())
+        clock.set(job.available_at_ms)
+    assert waits == [30_000, 30_000, 60_000, 120_000, 240_000, 480_000, 960_000, 1_920_000, 3_600_000, 3_600_000]
+
+
 @pytest.mark.parametrize("way", ["run_sync", "run"])
 def test_a_damaged_database_ends_the_loop(open_cortex: OpenCortex, way: str) -> None:
     """A permanent fault is raised once, not retried for ever."""
     cortex = open_cortex(HURRIED)
 
     def note(_ctx: object, _payload: Note) -> None:
-        raise StorageCorruptError("damaged")
+        raise StorageCorruptError("damaged", url=cortex.database.masked_url)
 
     cortex.handler("note", payload=Note)(note)
     cortex.enqueue(NewJob.of("note", Note()))

@@ -103,7 +103,7 @@ def test_a_job_that_kills_its_worker_stops_at_its_budget(cortex: Cortex, databas
 def test_a_worker_told_to_stop_ends_the_job_that_it_runs(cortex: Cortex, database_url: str) -> None:
     """A deploy is no failed attempt: what runs is finished, what waits is left, and the worker ends with 0."""
     cortex.enqueue_many(NewJob(kind="note", payload_json="{}", available_at_ms=0) for _ in range(2))
-    with program(WORK_UNTIL_TOLD, database_url) as worker:
+    with program(WORK_UNTIL_TOLD, database_url, TINYCORTEX_WORKER__CONCURRENCY="1") as worker:
         assert worker.stdout is not None
         assert worker.stdin is not None
         assert worker.stdout.readline() == "started\n"

@@ -44,7 +44,7 @@ class Note(BaseModel):
 stop = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
 with Cortex.open(sys.argv[1], settings=Settings(worker=WorkerSettings(idle_ms=5))) as cortex:
-    cortex.handler("note", payload=Note)(lambda ctx, payload: print(payload.number))
+    cortex.handler("note", payload=Note)(lambda ctx, payload: print(f"{payload.number}\\n", end=""))
     cortex.run_sync(stop)
 """
 

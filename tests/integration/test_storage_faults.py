@@ -251,13 +251,18 @@ def test_a_plan_whose_transaction_ended_under_it_keeps_nothing(
 def test_a_producer_is_told_that_its_transaction_ended_under_it(cortex: Cortex, end: Callable[[Session], None]) -> None:
     """Its job does not commit without the rows that were written before it."""
     prepare(cortex)
-    with pytest.raises(TransactionEndedError), cortex.transaction() as session:
-        session.add(ChunkRowFactory.build(id="written"))
-        session.flush()
-        end(session)
-        cortex.enqueue(NewJobFactory.build(), session=session)
-    with pytest.raises(TransactionEndedError), cortex.transaction() as session:
-        end(session)
+
+    def produce(*, then_enqueue: bool) -> None:
+        with cortex.transaction() as session:
+            session.add(ChunkRowFactory.build(id="written"))
+            session.flush()
+            end(session)
+            if then_enqueue:
+                cortex.enqueue(NewJobFactory.build(), session=session)
+
+    for then_enqueue in (True, False):
+        with pytest.raises(TransactionEndedError):
+            produce(then_enqueue=then_enqueue)
     assert cortex.jobs.list_jobs() == []
     with cortex.database.reading() as session:
         assert list(session.execute(text("SELECT id FROM mem_tree_chunks")).scalars()) == ["before"]

@@ -30,6 +30,18 @@ class Presence(Protocol):
         ...
 
 
+class Watch(Protocol):
+    """Tells whether anybody has committed to a database. Used by one thread."""
+
+    def has_changed(self) -> bool:
+        """Tell whether there was a commit since the last look, or may have been; never raises for storage."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what the watch holds."""
+        ...
+
+
 class Dialect(Protocol):
     """One database engine."""
 
@@ -69,6 +81,10 @@ class Dialect(Protocol):
 
     def find_damage(self, connection: Connection) -> list[str]:
         """Return a line for each fault of the stored data, as the engine itself tells them; empty when sound."""
+        ...
+
+    def watch(self, settings: DatabaseSettings) -> Watch:
+        """Return a watch on the database; the cost of a look is a few microseconds."""
         ...
 
     def presence(self, settings: DatabaseSettings) -> Presence:

@@ -3,11 +3,18 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from tinycortex.delegates import QueueDelegates
 from tinycortex.domain.clock import Clock
 from tinycortex.domain.jobs import Job
 from tinycortex.errors import LeaseLostError
+
+
+class _Thread(Enum):
+    NONE = auto()
+    RUNS = auto()
+    ENDED = auto()
 
 
 class RunSignals:
@@ -25,8 +32,9 @@ class RunSignals:
         self.timed_out = False
         self._lock = threading.Lock()
         self._stop: Callable[[], object] | None = None
-        self._in_thread = False
-        self._after_thread: list[Callable[[], object]] = []
+        self._thread = _Thread.NONE
+        self._returned: object = None
+        self._after_thread: list[Callable[[object], object]] = []
 
     def request_cancel(self) -> None:
         """Tell the handler to stop; an asynchronous one is cancelled at its next await."""
@@ -44,22 +52,30 @@ class RunSignals:
 
     def enter_thread(self) -> None:
         """Note that the handler runs in a thread, which nothing can stop."""
-        self._in_thread = True
+        self._thread = _Thread.RUNS
 
-    def leave_thread(self) -> None:
+    def leave_thread(self, returned: object) -> None:
         """Note that the thread has ended, and do what waited for it."""
         with self._lock:
-            self._in_thread = False
+            self._thread, self._returned = _Thread.ENDED, returned
             waiting, self._after_thread = self._after_thread, []
         for callback in waiting:
-            callback()
+            callback(returned)
 
-    def after_thread(self, callback: Callable[[], object]) -> bool:
-        """Have ``callback`` called when the handler's thread ends; False when there is none to wait for."""
+    def return_to_loop(self) -> None:
+        """Note that the loop has taken what the thread returned."""
         with self._lock:
-            if self._in_thread:
+            self._thread, self._returned = _Thread.NONE, None
+
+    def after_thread(self, callback: Callable[[object], object]) -> bool:
+        """Have ``callback`` called with what the handler's thread returns; False when there is no thread."""
+        with self._lock:
+            state, returned = self._thread, self._returned
+            if state is _Thread.RUNS:
                 self._after_thread.append(callback)
-            return self._in_thread
+        if state is _Thread.ENDED:
+            callback(returned)
+        return state is not _Thread.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

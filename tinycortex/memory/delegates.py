@@ -1,6 +1,6 @@
 """MemoryDelegates: the built-in QueueDelegates, on the same database as the queue. No network, no model."""
 
-import asyncio
+from functools import partial
 
 from tinycortex.config import MemorySettings
 from tinycortex.db import Database
@@ -15,6 +15,7 @@ from tinycortex.memory.documents import DocumentSealer
 from tinycortex.memory.embedding import Embedder, HashEmbedder
 from tinycortex.memory.seal import LevelSealer
 from tinycortex.memory.summarise import ExtractiveSummariser, Summariser
+from tinycortex.threads import Threads
 
 
 class MemoryDelegates:
@@ -49,34 +50,35 @@ class MemoryDelegates:
         self._levels = LevelSealer(database, settings, clock, author)
         self._documents = DocumentSealer(database, settings, clock, author)
         self._coverage = Coverage(database, settings, clock, self._embedder)
+        self._threads = Threads("tinycortex-memory")
         self._last_kept: str | None = None
 
     async def extract_chunk(self, chunk_id: str) -> ExtractDecision | None:
         """Score one chunk, store score and entities, decide admission. None: there is no such chunk."""
-        decision = await asyncio.to_thread(self._admission.extract, chunk_id)
+        decision = await self._threads.call(self._admission.extract, chunk_id)
         if decision is not None and decision.kept:
             self._last_kept = chunk_id
         return decision
 
     async def append_node(self, node: NodeRef, target: AppendTarget) -> AppendDecision | None:
         """Push a node into the target's level-0 buffer, once only. None: the node or the tree is missing."""
-        return await asyncio.to_thread(self._buffers.append, node, target)
+        return await self._threads.call(self._buffers.append, node, target)
 
     async def seal_level(self, payload: SealPayload) -> SealPayload | None:
         """Seal one summary's worth of a level; see :meth:`LevelSealer.seal` for what is returned."""
-        return await asyncio.to_thread(self._levels.seal, payload)
+        return await self._threads.call(self._levels.seal, payload)
 
     async def list_stale_buffers(self, max_age_secs: int) -> list[StaleBuffer]:
         """List the level-0 buffers older than ``max_age_secs`` seconds, and much older ones above."""
-        return await asyncio.to_thread(self._buffers.list_stale, max_age_secs)
+        return await self._threads.call(self._buffers.list_stale, max_age_secs)
 
     async def seal_document(self, payload: SealDocumentPayload) -> SealPayload | None:
         """Build one document version's subtree and merge its root; the root level's seal when it is due."""
-        return await asyncio.to_thread(self._documents.seal, payload)
+        return await self._threads.call(self._documents.seal, payload)
 
     async def reembed_batch(self, signature: str) -> ReembedProgress:
         """Embed a bounded batch of what lacks a vector at ``signature``; mark what cannot be embedded."""
-        return await asyncio.to_thread(self._coverage.embed_batch, signature)
+        return await self._threads.call(self._coverage.embed_batch, signature)
 
     async def active_signature(self) -> str | None:
         """Return the embedder's signature."""
@@ -85,7 +87,7 @@ class MemoryDelegates:
     async def has_uncovered_reembed_work(self, signature: str) -> bool:
         """Tell whether anything lacks a vector, and is not marked as skipped, at ``signature``."""
         # Every extraction asks. The chunk that it admitted answers at once; a search would walk the store.
-        return await asyncio.to_thread(self._coverage.has_uncovered, signature, hint=self._last_kept)
+        return await self._threads.call(partial(self._coverage.has_uncovered, signature, hint=self._last_kept))
 
     def clear_reembed_skips(self, signature: str | None = None) -> int:
         """Forget what could not be embedded at ``signature``, or at any; return how many marks there were.

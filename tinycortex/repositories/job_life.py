@@ -33,6 +33,7 @@ class JobLife(JobReader):
         clock: the source of "now"; the machine's clock when left out.
         find_spec: what is special about a kind; the built-in kinds when left out.
         retry_jitter: share of a retry delay that is added on top of it at random.
+        on_enqueued: called after the commit of new rows, in the thread that committed them.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class JobLife(JobReader):
         *,
         find_spec: Callable[[str], KindSpec | None] = BUILTIN_KINDS.get,
         retry_jitter: float = policy.RETRY_JITTER,
+        on_enqueued: Callable[[], object] | None = None,
     ) -> None:
         super().__init__(database)
         self._clock = clock or SystemClock()
         self._find_spec = find_spec
         self._retry_jitter = retry_jitter
+        self._on_enqueued = on_enqueued
 
     # Enqueue
 
@@ -104,6 +107,8 @@ class JobLife(JobReader):
                     row = self._row(wanted[index], ids[index], now_ms)
                     inserted = self._insert_replacing(tx, wanted[index], row)
                     taken[index] = ids[index] if ids[index] in inserted else None
+            if self._on_enqueued is not None:
+                self._database.on_commit(tx, self._on_enqueued)
         return taken
 
     def _row(self, job: NewJob, job_id: str, now_ms: int) -> dict[str, Any]:

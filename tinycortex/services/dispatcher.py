@@ -17,6 +17,7 @@ from tinycortex.errors import JobFailure, PayloadError, StorageError
 from tinycortex.handlers.context import JobContext, RunSignals
 from tinycortex.handlers.registry import HandlerRegistry
 from tinycortex.repositories.jobs import JobRepository
+from tinycortex.threads import SerialThread, Threads
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,18 @@ class _Raised:
 class Dispatcher:
     """Finds the handler of a job, hands it the parsed payload, and returns what it plans."""
 
-    def __init__(self, registry: HandlerRegistry, jobs: JobRepository, delegates: QueueDelegates, clock: Clock) -> None:
+    def __init__(
+        self,
+        registry: HandlerRegistry,
+        jobs: JobRepository,
+        delegates: QueueDelegates,
+        clock: Clock,
+        *,
+        threads: Threads,
+        storage: SerialThread,
+    ) -> None:
+        self._threads = threads
+        self._storage = storage
         self._registry = registry
         self._jobs = jobs
         self._delegates = delegates
@@ -66,11 +78,18 @@ class Dispatcher:
             result = await self._call(lambda: handler(context, payload), job, signals, spec.timeout_s)
             if inspect.isawaitable(result):  # a partial, a lambda or an object around an async def
                 result = await self._await(result, signals, spec.timeout_s)
-        if result is None:
-            return Done()
-        if not isinstance(result, JobPlan):
-            raise TypeError(f"the handler of {job.kind!r} returned {type(result).__name__}; return Done, Defer or None")
-        return result
+        return _plan(job, result)
+
+    def conclude(self, job: Job, signals: RunSignals, returned: object) -> JobPlan | BaseException | None:
+        """Return how a run ended whose handler's thread has ended after its task; None when it had only begun."""
+        if inspect.isawaitable(returned):
+            if inspect.iscoroutine(returned):
+                returned.close()
+            return None
+        try:
+            return _plan(job, _result(returned, signals, self._registry.get(job.kind).spec.timeout_s))
+        except BaseException as error:  # noqa: BLE001 - the handler's own, SystemExit too
+            return error
 
     async def _await(self, awaitable: Awaitable[Any], signals: RunSignals, timeout_s: float | None) -> object:
         task = asyncio.ensure_future(_guarded(awaitable))
@@ -85,24 +104,29 @@ class Dispatcher:
             if not task.done():  # timed out, or this worker is being stopped
                 task.cancel()
                 await asyncio.wait({task})
+            if inspect.iscoroutine(awaitable):
+                awaitable.close()  # of a task that was cancelled before its first step
         return _result(task.result(), signals, timeout_s)
 
     async def _call(self, call: Callable[[], object], job: Job, signals: RunSignals, timeout_s: float | None) -> object:
         def run() -> object:
+            returned: object = None
             try:
-                return call()
+                returned = call()
             except BaseException as error:  # noqa: BLE001 - see _Raised
-                return _Raised(error)
+                returned = _Raised(error)
             finally:
-                signals.leave_thread()
+                signals.leave_thread(returned)
+            return returned
 
         signals.enter_thread()
-        thread = asyncio.ensure_future(asyncio.to_thread(run))
+        thread = asyncio.wrap_future(self._threads.submit(run))
         done, _pending = await asyncio.wait({thread}, timeout=timeout_s)
         if not done:
             signals.timed_out = True
-            await asyncio.to_thread(self._note_timeout, job, timeout_s)
+            await self._storage.call(self._note_timeout, job, timeout_s)
             await asyncio.wait({thread})
+        signals.return_to_loop()
         return _result(thread.result(), signals, timeout_s)
 
     def _note_timeout(self, job: Job, timeout_s: float | None) -> None:
@@ -126,4 +150,12 @@ def _result(result: object, signals: RunSignals, timeout_s: float | None) -> obj
         raise JobFailure.transient(policy.REASON_TIMEOUT, f"timed out after {timeout_s:g} s")
     if isinstance(result, _Raised):
         raise result.error
+    return result
+
+
+def _plan(job: Job, result: object) -> JobPlan:
+    if result is None:
+        return Done()
+    if not isinstance(result, JobPlan):
+        raise TypeError(f"the handler of {job.kind!r} returned {type(result).__name__}; return Done, Defer or None")
     return result

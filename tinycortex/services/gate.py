@@ -1,6 +1,7 @@
 """The LLM gate: a fair counting semaphore that threads and coroutines share (spec: LLM concurrency)."""
 
 import asyncio
+import os
 import threading
 from collections import deque
 from concurrent.futures import Future
@@ -15,11 +16,12 @@ class Permit:
 
     def __init__(self, gate: "LlmGate") -> None:
         self._gate: LlmGate | None = gate
+        self._process = os.getpid()
 
     def release(self) -> None:
         """Give the slot back; a second call does nothing."""
         gate, self._gate = self._gate, None
-        if gate is not None:
+        if gate is not None and self._process == os.getpid():  # a forked child has a gate of its own
             gate._give_back()  # noqa: SLF001 - a permit is the gate's other half
 
     def __enter__(self) -> Self:
@@ -54,6 +56,10 @@ class LlmGate:
 
     def __init__(self, permits: int = policy.DEFAULT_LLM_PERMITS) -> None:
         self.permits = max(permits, 1)
+        self._start_afresh()
+
+    def _start_afresh(self) -> None:
+        self._process = os.getpid()
         self._free = self.permits
         self._waiters: deque[Future[None]] = deque()
         # Reentrant: a dropped permit may be collected, and so given back, while this thread holds the lock.
@@ -62,10 +68,16 @@ class LlmGate:
     @property
     def available(self) -> int:
         """Return how many permits are free now."""
+        self._leave_parent()
         return self._free
+
+    def _leave_parent(self) -> None:
+        if self._process != os.getpid():
+            self._start_afresh()  # its permits, its waiters, and perhaps a held lock stay with the parent
 
     def try_acquire(self) -> Permit | None:
         """Take a permit, or return None at once when none is free."""
+        self._leave_parent()
         with self._lock:
             if self._free == 0:
                 return None
@@ -97,6 +109,7 @@ class LlmGate:
         return Permit(self)
 
     def _join(self) -> Future[None]:
+        self._leave_parent()
         waiter: Future[None] = Future()
         with self._lock:
             if self._free > 0:

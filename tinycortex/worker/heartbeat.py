@@ -73,6 +73,10 @@ class Heartbeat:
             if watched is not None and watched.job.claim_token == job.claim_token:
                 del self._watched[job.id]
 
+    def is_healthy(self) -> bool:
+        """Tell whether the thread that renews leases is alive, or not needed yet."""
+        return self._process != os.getpid() or self._thread is None or self._thread.is_alive()
+
     def close(self) -> None:
         """Stop the thread, and wait for its end."""
         if self._process != os.getpid():

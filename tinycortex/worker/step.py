@@ -1,15 +1,22 @@
 """One step of a worker: claim a row, perform its handler, settle (spec: Worker loop)."""
 
 import asyncio
+import time
 from collections import deque
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from tinycortex.config import QueueSettings
-from tinycortex.dialects import Presence
+from tinycortex.config import QueueSettings, WorkerSettings
+from tinycortex.db import Database
+from tinycortex.domain import policy
+from tinycortex.domain.clock import Clock
+from tinycortex.domain.failures import describe_error, find_failure, iter_causes
 from tinycortex.domain.jobs import Job
-from tinycortex.domain.outcomes import JobPlan
-from tinycortex.errors import StorageError
+from tinycortex.domain.kinds import KindSpec
+from tinycortex.domain.outcomes import Defer, JobPlan
+from tinycortex.errors import StorageBusyError, StorageCorruptError, StorageError
 from tinycortex.handlers.context import RunSignals
 from tinycortex.handlers.registry import HandlerRegistry
 from tinycortex.repositories.jobs import JobRepository
@@ -17,49 +24,84 @@ from tinycortex.services.dispatcher import Dispatcher
 from tinycortex.services.gate import LlmGate, Permit
 from tinycortex.services.portal import LoopThread
 from tinycortex.services.settlement import Settlement
+from tinycortex.threads import SerialThread
+from tinycortex.worker.backoff import pause_ms
 from tinycortex.worker.heartbeat import Heartbeat
 from tinycortex.worker.identity import WorkerIdentity
 
 Result = JobPlan | BaseException
 """What a handler planned, or what it raised."""
 
+_MOST_KEPT = 8
+"""Results that wait for the database before a worker claims no more: each was work, and takes memory."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True, eq=False)
 class Claim:
-    """A leased row, the permit its handler runs under when its kind is LLM-bound, and what the handler is told."""
+    """A leased row, the permit its handler runs under when its kind is LLM-bound, and what the handler is told.
+
+    Attributes:
+        begun: whether somebody has taken it on, and will end it.
+    """
 
     job: Job
     permit: Permit | None
     signals: RunSignals = field(default_factory=RunSignals)
+    begun: bool = False
+
+    def release_permit(self) -> None:
+        """Give the permit back, if there is one."""
+        if self.permit is not None:
+            self.permit.release()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """How a claim ended, None for one that is given back unused, until the database can take it."""
+
+    claim: Claim
+    result: Result | None
+    again_at: float  # monotonic seconds
 
 
 class WorkerStep:
-    """Claim, perform, settle: every loop drives these three, and nothing else touches a claim."""
+    """Claim, perform, settle: every loop drives these three, and nothing else touches a claim.
+
+    Claims and settlements are made by one thread. What it was told to do it does, so a task that is
+    cancelled, however often and at whatever moment, leaves no claim behind that nobody ends.
+    """
 
     def __init__(
         self,
         *,
+        database: Database,
         jobs: JobRepository,
         registry: HandlerRegistry,
         dispatcher: Dispatcher,
         settlement: Settlement,
         gate: LlmGate,
-        presence: Presence,
         portal: LoopThread,
+        storage: SerialThread,
         heartbeat: Heartbeat,
-        settings: QueueSettings,
+        identity: WorkerIdentity,
+        queue: QueueSettings,
+        worker: WorkerSettings,
+        clock: Clock,
     ) -> None:
+        self._database = database
         self._jobs = jobs
         self._registry = registry
         self._dispatcher = dispatcher
         self._settlement = settlement
         self._gate = gate
-        self._presence = presence
         self._portal = portal
+        self._storage = storage
         self._heartbeat = heartbeat
-        self._settings = settings
-        self._identity = WorkerIdentity()
-        self._unsettled: deque[tuple[Claim, Result | None]] = deque()
+        self._identity = identity
+        self._queue = queue
+        self._worker = worker
+        self._clock = clock
+        self._kept: deque[_Kept] = deque()
 
     @property
     def worker_id(self) -> str:
@@ -70,44 +112,44 @@ class WorkerStep:
         """Claim one job, run its handler, settle; False when nothing was claimable.
 
         Raises:
+            InvalidInputError: called where it would wait for its own caller for ever.
             StorageError: the database could not do its work. A result that could not be written is kept,
-                its lease renewed, and written by the next step.
+                its lease renewed, and written by a later step.
         """
-        claim = self.claim()
-        if claim is None:
-            return False
-        self.settle(claim, self._portal.run(self.perform(claim)))
-        return True
+        self._database.refuse_inside_transaction()
+        return self._portal.run(self.run_once_async())
 
     async def run_once_async(self) -> bool:
-        """Do as :meth:`run_once` on the running loop; storage is used in threads only."""
-        claiming = asyncio.ensure_future(asyncio.to_thread(self.claim))
-        try:
-            claim = await asyncio.shield(claiming)
-        except asyncio.CancelledError:
-            with suppress(StorageError):  # it must not take the place of the request to stop
-                if (claimed := await claiming) is not None:
-                    await asyncio.to_thread(self._give_back, claimed)
-            raise
+        """Do as :meth:`run_once` on the running loop."""
+        claim = await self.claim()
         if claim is None:
             return False
-        result = await self.perform(claim)
-        await asyncio.shield(asyncio.to_thread(self.settle, claim, result))
+        await self.carry_out(claim)
         return True
 
-    def claim(self) -> Claim | None:
-        """Lease the next due row of the registered kinds, or return None.
+    # Claim
 
-        The permit comes first: with none free, LLM-bound kinds are left out and the others go on.
+    async def claim(self, kinds: Collection[str] | None = None) -> Claim | None:
+        """Lease the next due row of ``kinds``, or of all that are registered; None when there is none.
+
+        Raises:
+            StorageError: nothing was claimed.
         """
-        self.settle_kept()
-        self._presence.announce(self.worker_id)
-        permit = self._gate.try_acquire()
-        specs = self._registry.list_specs()
-        if permit is None:
-            specs = [spec for spec in specs if not spec.llm_bound]
+        claiming = self._storage.submit(self._claim, kinds)
         try:
-            job = self._jobs.claim_next(self._settings.lease_ms, kinds=specs, worker_id=self.worker_id)
+            return await asyncio.shield(asyncio.wrap_future(claiming))
+        except BaseException:
+            claiming.add_done_callback(self._give_back_claimed)  # at once, when it is there already
+            raise
+
+    def _claim(self, kinds: Collection[str] | None) -> Claim | None:
+        # The permit comes first: with none free, LLM-bound kinds are left out and the others go on.
+        self.settle_kept()
+        self._database.presence.announce(self.worker_id)
+        permit = self._gate.try_acquire()
+        try:
+            specs = self._list_specs(kinds, llm_bound=permit is not None)
+            job = self._jobs.claim_next(self._queue.lease_ms, kinds=specs, worker_id=self.worker_id)
         except BaseException:
             if permit is not None:
                 permit.release()
@@ -121,57 +163,133 @@ class WorkerStep:
         self._heartbeat.watch(job, claim.signals)
         return claim
 
-    async def perform(self, claim: Claim) -> Result:
-        """Run the handler under its permit and return its plan, or whatever it raised.
+    async def find_next_due(self, kinds: Collection[str] | None = None) -> int | None:
+        """Return when the next row comes due that :meth:`claim` would take (ms, UTC); None when there is none."""
+        specs = self._list_specs(kinds, llm_bound=self._gate.available > 0)
+        return await self._storage.call(self._jobs.find_next_ready_at, [spec.kind for spec in specs])
+
+    def _list_specs(self, kinds: Collection[str] | None, *, llm_bound: bool) -> list[KindSpec]:
+        return [
+            spec
+            for spec in self._registry.list_specs()
+            if (llm_bound or not spec.llm_bound) and (kinds is None or spec.kind in kinds)
+        ]
+
+    def _give_back_claimed(self, claiming: "Future[Claim | None]") -> None:
+        if not claiming.cancelled() and claiming.exception() is None and (claim := claiming.result()) is not None:
+            self.give_back_later(claim)
+
+    # Perform
+
+    def start(self, claim: Claim) -> "asyncio.Task[None]":
+        """Carry out a claim in a task of its own."""
+        task = asyncio.create_task(self.carry_out(claim), name=f"tinycortex {claim.job.id}")
+        # A task that is cancelled before its first step never runs.
+        task.add_done_callback(lambda _task: None if claim.begun else self.give_back_later(claim))
+        return task
+
+    async def carry_out(self, claim: Claim) -> None:
+        """Run the handler of a claim and settle it.
 
         Raises:
-            asyncio.CancelledError: this task itself was cancelled. The claim has been given back, unless
-                the handler's thread is still running: its row stays leased until then, and is given back after.
+            StorageError: the database could not write how the claim ended, which is then kept.
+            asyncio.CancelledError: this task itself was cancelled. The claim is given back, unless the
+                handler runs in a thread, which nothing can stop: then it is settled when the thread ends.
         """
+        claim.begun = True
         try:
             result: Result = await self._dispatcher.dispatch(claim.job, claim.signals)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                # A storage fault must not take the place of the request to stop.
-                if not claim.signals.after_thread(lambda: self._give_back_quietly(claim)):
-                    await asyncio.shield(asyncio.to_thread(self._give_back_quietly, claim))
+                if not claim.signals.after_thread(lambda returned: self._settle_later(claim, returned)):
+                    self.give_back_later(claim)
                 raise
             result = error  # the handler's own, or of a job that was asked to stop
         except BaseException as error:  # noqa: BLE001 - SystemExit from a handler must not end the worker
             result = error
-        if claim.permit is not None:
-            claim.permit.release()
-        return result
+        claim.release_permit()
+        await self._storage.call(self.settle, claim, result)
+
+    def _settle_later(self, claim: Claim, returned: object) -> None:
+        result = self._dispatcher.conclude(claim.job, claim.signals, returned)
+        if result is None:
+            self.give_back_later(claim)
+        else:
+            claim.release_permit()
+            self._storage.submit(_quietly, self.settle, claim, result)
+
+    def give_back_later(self, claim: Claim) -> None:
+        """Have a claim given back unused, attempt and all."""
+        claim.begun = True
+        claim.release_permit()
+        self._storage.submit(_quietly, self._end, claim, None)
+
+    async def leave(self) -> None:
+        """Return when all that storage was told to do is done, or kept with nobody to renew its lease."""
+        await self._storage.call(self.leave_kept)
+
+    # Settle
 
     def settle(self, claim: Claim, result: Result) -> None:
         """End the claim; see :meth:`Settlement.settle`.
 
-        A storage fault that a handler met is not the job's fault: its claim is given back, attempt and
-        all, and the fault raised for the loop to wait it out.
+        A fault of this database that the handler met is not the job's fault: the row is put off, without
+        its attempt, for as long as the fault calls for, and for longer each time that it comes back.
 
         Raises:
-            StorageError: the handler's, or the database could not write how the claim ended, which is then kept.
+            StorageCorruptError: the handler met it.
+            StorageError: the database could not write how the claim ended, which is then kept.
         """
-        fault = result if isinstance(result, StorageError) else None
-        self._end(claim, None if fault else result)
-        if fault:
+        fault = self._find_fault(result) if isinstance(result, BaseException) else None
+        if isinstance(fault, StorageCorruptError):
+            self._end(claim, None)
             raise fault
+        self._end(claim, result if fault is None else self._put_off(claim.job, fault))
+
+    def _find_fault(self, error: BaseException) -> StorageError | None:
+        if find_failure(error) is not None:
+            return None  # the handler has decided what it means
+        return next(filter(self._database.owns, iter_causes(error)), None)
+
+    def _put_off(self, job: Job, fault: StorageError) -> Defer:
+        now_ms = self._clock.now_ms()
+        deferring_ms = now_ms - (now_ms if job.deferred_since_ms is None else job.deferred_since_ms)
+        wait_ms = max(pause_ms(fault, self._worker), min(deferring_ms, policy.RETRY_CAP_MS))
+        return Defer(until_ms=now_ms + wait_ms, reason=describe_error(fault))
 
     def settle_kept(self) -> None:
-        """Write the results that the database could not take before.
+        """Write the results that the database could not take before, as far as it can now.
+
+        One that it goes on refusing for want of room holds up no other job, until there are several.
 
         Raises:
-            StorageError: it still cannot.
+            StorageError: the database cannot do its work, or refuses too many.
         """
-        while True:
+        for _ in range(len(self._kept)):
             try:
-                claim, result = self._unsettled.popleft()
+                kept = self._kept.popleft()
             except IndexError:  # asked this way, since another thread may take the last one first
                 return
-            self._end(claim, result)
+            if time.monotonic() < kept.again_at:
+                self._kept.append(kept)
+                continue
+            try:
+                self._end(kept.claim, kept.result, again=True)
+            except (StorageBusyError, StorageCorruptError):
+                raise
+            except StorageError:
+                if len(self._kept) >= _MOST_KEPT:
+                    raise
 
-    def _end(self, claim: Claim, result: Result | None) -> None:
+    def leave_kept(self) -> None:
+        """Try once more to write what is kept; renew its leases no longer, as nobody may come to write it."""
+        with suppress(StorageError):
+            self.settle_kept()
+        for kept in self._kept:
+            self._heartbeat.drop(kept.claim.job)
+
+    def _end(self, claim: Claim, result: Result | None, *, again: bool = False) -> None:
         """Write how a claim ended, None for one that is given back unused; keep what cannot be written."""
         self._heartbeat.drop(claim.job)
         try:
@@ -179,16 +297,14 @@ class WorkerStep:
                 self._jobs.release(claim.job)
             else:
                 self._settlement.settle(claim.job, result)
-        except StorageError:
+        except StorageError as error:
             self._heartbeat.watch(claim.job, claim.signals)
-            self._unsettled.append((claim, result))
+            wait_s = pause_ms(error, self._worker) / 1000 if again and not isinstance(error, StorageBusyError) else 0.0
+            self._kept.append(_Kept(claim, result, time.monotonic() + wait_s))
             raise
 
-    def _give_back(self, claim: Claim) -> None:
-        if claim.permit is not None:
-            claim.permit.release()
-        self._end(claim, None)
 
-    def _give_back_quietly(self, claim: Claim) -> None:
-        with suppress(StorageError):  # kept, and nobody is there to be told
-            self._give_back(claim)
+def _quietly(end: Callable[..., None], *arguments: object) -> None:
+    """End a claim that nobody waits for: what cannot be written is kept."""
+    with suppress(StorageError):
+        end(*arguments)

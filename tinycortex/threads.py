@@ -1,0 +1,148 @@
+"""Threads of the package's own, for calls that would block an event loop.
+
+A loop's default executor would do worse: it is shared with the whole program, so that a call waits for a
+thread; it refuses work once the main thread has ended; and its calls are lost when their task is cancelled.
+All threads here are daemons, start with their first call, and begin anew in a forked child.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextvars import Context, copy_context
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_IDLE_S = 10.0
+"""How long a spare thread waits for its next call before it ends."""
+
+
+class _Call:
+    """One call, to be made in its caller's context."""
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.future: Future[Any] = Future()
+        self._function = function
+        self._arguments = arguments
+        self._context: Context = copy_context()
+
+    def make(self) -> None:
+        """Make the call, and hand what it returned or raised to whoever waits."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self._context.run(self._function, *self._arguments)
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+
+class SerialThread:
+    """One thread that makes calls in the order in which they come.
+
+    A call that was handed over is made, whatever becomes of the task that waits for it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._start_afresh()
+
+    def _start_afresh(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> "Future[T]":
+        """Have ``function`` called; return the future of its result."""
+        if self._process != os.getpid():
+            self._start_afresh()  # the thread is the parent's, and perhaps a held lock
+        call = _Call(function, arguments)
+        with self._lock:
+            if self._thread is None:
+                self._thread = _start(self._name, _serve_in_order, self._calls)
+            self._calls.put(call)
+        return call.future
+
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Await the call. A cancellation ends the waiting only."""
+        return await _outcome(self.submit(function, *arguments))
+
+    def close(self) -> None:
+        """Make the calls that wait, and end the thread; a later call starts another one."""
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            thread, self._thread = self._thread, None
+            calls, self._calls = self._calls, SimpleQueue()
+        if thread is not None:
+            calls.put(None)
+            thread.join()
+
+
+class Threads:
+    """As many threads as there are calls at a time; a spare one is used again."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._start_afresh()
+
+    def _start_afresh(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._spare: list[SimpleQueue[_Call]] = []
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> "Future[T]":
+        """Have ``function`` called at once; return the future of its result."""
+        if self._process != os.getpid():
+            self._start_afresh()
+        call = _Call(function, arguments)
+        with self._lock:
+            calls = self._spare.pop() if self._spare else None
+        if calls is not None:
+            calls.put(call)
+        else:
+            calls = SimpleQueue()
+            calls.put(call)
+            _start(self._name, self._serve, calls)
+        return call.future
+
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Await the call. A cancellation ends the waiting only."""
+        return await _outcome(self.submit(function, *arguments))
+
+    def _serve(self, calls: SimpleQueue[_Call]) -> None:
+        while True:
+            try:
+                call = calls.get(timeout=_IDLE_S)
+            except Empty:
+                with self._lock:
+                    if calls in self._spare:
+                        self._spare.remove(calls)
+                        return
+                continue  # taken just now: its call is coming
+            call.make()
+            del call  # what it returned may be large
+            with self._lock:
+                self._spare.append(calls)
+
+
+async def _outcome(future: "Future[T]") -> T:
+    # Shielded, since cancelling the wrapper would cancel a call that waits for its turn.
+    return await asyncio.shield(asyncio.wrap_future(future))
+
+
+def _start(name: str, serve: Callable[..., None], *arguments: Any) -> threading.Thread:
+    thread = threading.Thread(target=serve, args=arguments, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _serve_in_order(calls: "SimpleQueue[_Call | None]") -> None:
+    while (call := calls.get()) is not None:
+        call.make()
+        del call

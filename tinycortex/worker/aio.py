@@ -1,0 +1,176 @@
+"""The worker: several jobs at a time on one event loop, until told to stop (spec: Worker loop)."""
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any
+
+from tinycortex.config import WorkerSettings
+from tinycortex.domain.clock import Clock
+from tinycortex.errors import InvalidInputError, StorageError, TinycortexError
+from tinycortex.worker.heartbeat import Heartbeat
+from tinycortex.worker.step import WorkerStep
+from tinycortex.worker.upkeep import Faults, Upkeep
+from tinycortex.worker.wakeup import Wakeup
+
+_CLEAN_UP_S = 5.0
+"""How long handlers that were cancelled may take to end."""
+
+
+def check_concurrency(concurrency: int) -> int:
+    """Return ``concurrency``, or raise :class:`InvalidInputError` when it is no number of jobs at a time."""
+    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
+        raise InvalidInputError(f"concurrency is a number of jobs at a time, at least 1, not {concurrency!r}")
+    return concurrency
+
+
+class Worker:
+    """Runs jobs until told to stop, with the queue's upkeep beside them.
+
+    Storage faults pause it (contract §3), at its start too; a damaged database ends it, and so does the
+    end of its upkeep or of its heartbeat: a worker never looks healthy while something inside it is dead.
+
+    Args:
+        step: claims, performs, settles.
+        heartbeat: renews leases.
+        wakeup: tells of new jobs.
+        upkeep: the chores beside the jobs.
+        bootstrap: start-up housekeeping, done once before the first claim.
+        settings: pauses, grace.
+        clock: the queue's clock.
+    """
+
+    def __init__(
+        self,
+        step: WorkerStep,
+        *,
+        heartbeat: Heartbeat,
+        wakeup: Wakeup,
+        upkeep: Upkeep,
+        bootstrap: Callable[[], object],
+        settings: WorkerSettings,
+        clock: Clock,
+    ) -> None:
+        self.step = step
+        self.heartbeat = heartbeat
+        self.wakeup = wakeup
+        self.upkeep = upkeep
+        self.bootstrap = bootstrap
+        self.settings = settings
+        self.clock = clock
+
+    async def run(self, stop: asyncio.Event, *, concurrency: int, kinds: Collection[str] | None = None) -> None:
+        """Work until ``stop`` is set: then claim no more, and wait ``worker.shutdown_grace_s`` for what runs.
+
+        Asynchronous handlers that still run then, or when this task is cancelled, are cancelled and their
+        rows given back, attempts too. A thread cannot be stopped: its row is settled when it ends.
+
+        Args:
+            stop: set to stop; one that is set already lets nothing begin.
+            concurrency: jobs at a time.
+            kinds: the kinds to work on; all that are registered when None.
+
+        Raises:
+            StorageCorruptError: the database is damaged.
+            Exception: whatever ended the upkeep.
+        """
+        if not stop.is_set():
+            await _Run(self, stop, concurrency, kinds).run()
+
+
+class _Run:
+    """One run of a worker, on one event loop."""
+
+    def __init__(self, worker: Worker, stop: asyncio.Event, concurrency: int, kinds: Collection[str] | None) -> None:
+        self._worker = worker
+        self._stop = stop
+        self._concurrency = concurrency
+        self._kinds = kinds
+        self._faults = Faults(worker.settings)
+        self._idle_s = worker.settings.idle_ms / 1000
+        self._changed = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._running: set[asyncio.Task[None]] = set()
+        self._errors: list[BaseException] = []
+        self._stopping = self._help(stop.wait())
+        self._upkeep = self._help(self._keep_up())
+
+    def _help(self, coroutine: Coroutine[Any, Any, object]) -> "asyncio.Task[object]":
+        task = asyncio.create_task(coroutine)
+        task.add_done_callback(lambda _task: self._changed.set())
+        return task
+
+    async def _keep_up(self) -> None:
+        await self._worker.upkeep.do_until_done(self._worker.bootstrap, self._faults)
+        self._ready.set()
+        self._changed.set()
+        await self._worker.upkeep.run(self._faults)
+
+    async def run(self) -> None:
+        """Serve, wait for what runs, and leave nothing behind."""
+        loop = asyncio.get_running_loop()
+        try:
+            with self._worker.wakeup.listen(lambda: loop.call_soon_threadsafe(self._changed.set)):
+                while not self._stop.is_set():
+                    await self._serve_once()
+            if self._running:
+                await asyncio.wait(self._running, timeout=self._worker.settings.shutdown_grace_s)
+        finally:
+            await self._end()
+
+    async def _serve_once(self) -> None:
+        """Claim a job, or wait for a reason to try."""
+        self._changed.clear()
+        try:
+            self._check()
+            if not self._ready.is_set() or len(self._running) >= self._concurrency:
+                await self._wait(self._idle_s)
+                return
+            claim = await self._worker.step.claim(self._kinds)
+            if claim is None:
+                await self._wait_for_jobs()
+                return
+        except StorageError as error:
+            await asyncio.wait({self._stopping, self._upkeep}, timeout=self._faults.pause_after(error))
+            return
+        task = self._worker.step.start(claim)
+        self._running.add(task)
+        task.add_done_callback(self._note_end)
+
+    def _check(self) -> None:
+        """Raise what a job met, or what ended something that the worker cannot do without."""
+        if self._errors:
+            raise self._errors.pop()
+        if self._upkeep.done():
+            self._upkeep.result()
+        if not self._worker.heartbeat.is_healthy():
+            raise TinycortexError(
+                "the heartbeat's thread has ended, so that no lease is renewed; start the worker anew"
+            )
+
+    def _note_end(self, task: "asyncio.Task[None]") -> None:
+        self._running.discard(task)
+        self._changed.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._errors.append(error)
+
+    async def _wait_for_jobs(self) -> None:
+        due_at_ms = await self._worker.step.find_next_due(self._kinds)
+        wait_s = self._idle_s
+        if due_at_ms is not None:
+            wait_s = min(wait_s, max((due_at_ms - self._worker.clock.now_ms()) / 1000, 0.001))
+        with self._worker.wakeup.idle():
+            await self._wait(wait_s)
+
+    async def _wait(self, timeout_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    async def _end(self) -> None:
+        tasks = {self._stopping, self._upkeep, *self._running}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=_CLEAN_UP_S)
+        # What was given back is written when this worker is seen to have ended.
+        await self._worker.step.leave()
