@@ -224,14 +224,20 @@ def test_an_unknown_revision_is_one_of_our_errors(empty_database_url: str) -> No
 
 
 def test_a_database_that_drifted_is_reported(database_url: str) -> None:
-    """A dropped or changed index and a dropped column show in ``check``, a line each."""
+    """A dropped table, a dropped column and a changed index show in ``check``, a line each."""
     with foreign_file.connect(database_url) as connection:
         connection.execute(text("DROP INDEX idx_mem_tree_jobs_dedupe_active"))
         connection.execute(text("CREATE UNIQUE INDEX idx_mem_tree_jobs_dedupe_active ON mem_tree_jobs (dedupe_key)"))
         connection.execute(text("ALTER TABLE mem_tree_jobs DROP COLUMN heals"))
+        connection.execute(text("DROP TABLE mem_tree_score"))
+        connection.execute(text("DROP TABLE mem_tree_entity_index"))
     faults = schema.check(database_url)
-    assert any("idx_mem_tree_jobs_dedupe_active" in fault for fault in faults)
-    assert any("heals" in fault for fault in faults)
+    assert sorted(faults[:-1]) == [
+        "column heals of mem_tree_jobs is missing",
+        "table mem_tree_entity_index is missing",
+        "table mem_tree_score is missing",
+    ]
+    assert faults[-1].startswith("index idx_mem_tree_jobs_dedupe_active is ")
 
 
 def test_an_awkward_path(tmp_path: Path) -> None:

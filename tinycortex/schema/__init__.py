@@ -21,7 +21,19 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from alembic.operations.ops import MigrationScript
 
-__all__ = ["HEAD", "VERSION_TABLE", "check", "current", "downgrade", "sql", "stamp", "upgrade", "verify"]
+__all__ = [
+    "HEAD",
+    "VERSION_TABLE",
+    "check",
+    "current",
+    "downgrade",
+    "find_differences",
+    "find_revision",
+    "sql",
+    "stamp",
+    "upgrade",
+    "verify",
+]
 
 HEAD = "0003"
 """The newest revision. Written out so that opening a database need not load Alembic; a test keeps it true."""
@@ -60,9 +72,21 @@ def current(url: str) -> str | None:
     """Return the revision that the database is at, or None when it has none. Creates nothing."""
     database = Database(DatabaseSettings(url=url))
     try:
-        return _find_revision(database)
+        return find_revision(database)
     finally:
         database.dispose()
+
+
+def find_revision(database: Database) -> str | None:
+    """Return the revision that the database is at, or None when it has none."""
+    if not database.exists():
+        return None
+    with database.reading() as session:
+        connection = session.connection()
+        if not inspect(connection).has_table(VERSION_TABLE):
+            return None
+        row = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").first()  # noqa: S608 - a constant
+        return None if row is None else str(row[0])
 
 
 def verify(database: Database) -> None:
@@ -73,7 +97,7 @@ def verify(database: Database) -> None:
         SchemaOutdatedError: it is at another revision.
         StorageError: the database could not do its work.
     """
-    revision = _find_revision(database)
+    revision = find_revision(database)
     if revision is None:
         raise SchemaMissingError(f"database {database.masked_url} has no tinycortex schema; run: tinycortex db upgrade")
     if revision != HEAD:
@@ -88,25 +112,30 @@ def check(url: str) -> list[str]:
 
     Tables and columns that we do not know are no difference: they belong to other programs.
     """
+    database = Database(DatabaseSettings(url=url))
+    try:
+        verify(database)
+        return find_differences(database)
+    finally:
+        database.dispose()
+
+
+def find_differences(database: Database) -> list[str]:
+    """Return what differs between a database at :data:`HEAD` and the models; see :func:`check`."""
     from alembic.autogenerate import produce_migrations  # noqa: PLC0415 - see HEAD
     from alembic.migration import MigrationContext  # noqa: PLC0415 - see HEAD
 
     from tinycortex.models import Base  # noqa: PLC0415 - see HEAD
-    from tinycortex.schema.adoption import find_index_faults, overlook_null_keys  # noqa: PLC0415 - see HEAD
+    from tinycortex.schema import adoption  # noqa: PLC0415 - see HEAD
 
-    database = Database(DatabaseSettings(url=url))
-    try:
-        verify(database)
-        with database.reading() as session:
-            connection = session.connection()
-            context = MigrationContext.configure(connection, opts=_comparison_options())
-            differences: list[str] = []
-            for found in produce_migrations(context, Base.metadata).upgrade_ops_list:
-                overlook_null_keys(found, Base.metadata)
-                differences += [repr(difference) for difference in found.as_diffs()]
-            return differences + find_index_faults(connection, Base.metadata)
-    finally:
-        database.dispose()
+    with database.reading() as session:
+        connection = session.connection()
+        context = MigrationContext.configure(connection, opts=_comparison_options())
+        differences: list[str] = []
+        for found in produce_migrations(context, Base.metadata).upgrade_ops_list:
+            adoption.overlook_null_keys(found, Base.metadata)
+            differences += adoption.describe(found)
+        return differences + adoption.find_index_faults(connection, Base.metadata)
 
 
 def sql(url: str, revisions: str = "base:head") -> str:
@@ -195,14 +224,3 @@ def _migrations_folder() -> Path:
     package = Path(__file__).resolve().parent.parent
     inside = package / "migrations"  # an installed wheel
     return inside if inside.is_dir() else package.parent / "migrations"  # a checkout
-
-
-def _find_revision(database: Database) -> str | None:
-    if not database.exists():
-        return None
-    with database.reading() as session:
-        connection = session.connection()
-        if not inspect(connection).has_table(VERSION_TABLE):
-            return None
-        row = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").first()  # noqa: S608 - a constant
-        return None if row is None else str(row[0])

@@ -8,7 +8,15 @@ from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 from alembic import op
-from alembic.operations.ops import AlterColumnOp, MigrateOperation, OpContainer
+from alembic.operations.ops import (
+    AddColumnOp,
+    AlterColumnOp,
+    CreateIndexOp,
+    CreateTableOp,
+    DropIndexOp,
+    MigrateOperation,
+    OpContainer,
+)
 
 from tinycortex.errors import SchemaError
 
@@ -94,10 +102,28 @@ def overlook_null_keys(found: OpContainer, metadata: sa.MetaData) -> None:
     found.ops = kept
 
 
+def describe(found: OpContainer) -> list[str]:
+    """Return what ``found`` would change, a line each, less indexes: :func:`find_index_faults` tells of those."""
+    lines = []
+    for operation in found.ops:
+        if isinstance(operation, OpContainer):
+            lines += describe(operation)
+        elif isinstance(operation, CreateTableOp):
+            lines.append(f"table {operation.table_name} is missing")
+        elif isinstance(operation, AddColumnOp):
+            lines.append(f"column {operation.column.name} of {operation.table_name} is missing")
+        elif not isinstance(operation, CreateIndexOp | DropIndexOp):
+            lines.append(repr(operation.to_diff_tuple()))
+    return lines
+
+
 def find_index_faults(connection: sa.Connection, metadata: sa.MetaData) -> list[str]:
     """Return where an index of ``metadata`` means something else in the database, predicates included."""
     faults = []
+    present = sa.inspect(connection).get_table_names()
     for table in metadata.sorted_tables:
+        if table.name not in present:
+            continue
         for index in sorted(table.indexes, key=lambda index: str(index.name)):
             where = _where(index.dialect_kwargs)
             fault = find_index_fault(
