@@ -55,7 +55,7 @@ class FilePresence:
 
     def withdraw(self) -> None:
         """Unlock and remove this object's files, and the folder when it was the last."""
-        if self._process != os.getpid():
+        if self._process != os.getpid() or not self._held:  # who announced nobody has nothing to tidy up
             return
         with self._one_at_a_time:
             for worker_id, lock in self._held.items():
