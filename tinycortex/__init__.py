@@ -15,6 +15,7 @@ from tinycortex.dialects.sqlite_faults import (
 from tinycortex.domain.clock import Clock, SystemClock
 from tinycortex.domain.decisions import AppendDecision, ExtractDecision, ReembedProgress, StaleBuffer
 from tinycortex.domain.failures import find_failure
+from tinycortex.domain.findings import Finding, FindingCode, Severity
 from tinycortex.domain.jobs import Job, JobStatus, NewJob
 from tinycortex.domain.kinds import RETIRED_JOB_KINDS, JobKind, KindSpec, OnDuplicate, is_retired_kind
 from tinycortex.domain.outcomes import Defer, Done, JobOutcome, JobPlan
@@ -88,6 +89,8 @@ __all__ = [
     "ExtractChunkPayload",
     "ExtractDecision",
     "FailureClass",
+    "Finding",
+    "FindingCode",
     "FlushStalePayload",
     "Handler",
     "HandlerRegistry",
@@ -123,6 +126,7 @@ __all__ = [
     "SealDocumentPayload",
     "SealPayload",
     "Settings",
+    "Severity",
     "SourceError",
     "SourceTarget",
     "StaleBuffer",

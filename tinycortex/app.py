@@ -15,6 +15,7 @@ from tinycortex.config import Settings, load_settings
 from tinycortex.db import Database
 from tinycortex.delegates import QueueDelegates
 from tinycortex.domain.clock import Clock, SystemClock
+from tinycortex.domain.findings import Finding
 from tinycortex.domain.jobs import TERMINAL_STATUSES, Job, JobStatus, NewJob
 from tinycortex.domain.kinds import KindOptions, KindSpec
 from tinycortex.handlers.builtin import register_builtin_handlers
@@ -24,6 +25,7 @@ from tinycortex.memory.ingest import Ingestor
 from tinycortex.repositories.jobs import JobRepository, Requeued
 from tinycortex.scheduler import Scheduler, TickReport
 from tinycortex.services.backfill import Backfill
+from tinycortex.services.diagnosis import Diagnosis
 from tinycortex.services.dispatcher import Dispatcher
 from tinycortex.services.gate import LlmGate
 from tinycortex.services.inspection import Inspection, QueueStatus
@@ -87,6 +89,7 @@ class Cortex:
         self._scheduler = Scheduler(self._maintenance, settings.scheduler)
         self._backfill = Backfill(self._producer, self.delegates)
         self._inspection = Inspection(self.database, self.jobs, self.registry, self.clock)
+        self._diagnosis = Diagnosis(settings, self.registry, self.clock)
         self._step = WorkerStep(
             database=self.database,
             jobs=self.jobs,
@@ -377,6 +380,14 @@ class Cortex:
     def status(self) -> QueueStatus:
         """Return how the queue is doing, all of it from one snapshot."""
         return self._inspection.status()
+
+    def diagnose(self) -> list[Finding]:
+        """Look for faults of the file, the schema and the rows without changing anything; it reads every page.
+
+        The findings come errors first; see ``docs/operations.md`` for what each means. Damage, or a database
+        that is missing or cannot be read, is a finding too, never an error.
+        """
+        return self._diagnosis.diagnose()
 
     def get_job(self, job_id: str) -> Job:
         """Return one row, or raise :class:`JobNotFoundError`."""

@@ -1,7 +1,7 @@
 """The database: its engine, and the transaction as the unit of work. The only place that commits."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from tinycortex.config import DatabaseSettings
 from tinycortex.dialects import Presence, Watch, dialect_for
+from tinycortex.domain.findings import Finding
 from tinycortex.domain.redact import mask_url
 from tinycortex.errors import InvalidInputError, StorageBusyError, StorageError
 
@@ -52,13 +53,17 @@ class Database:
         self._dialect = dialect_for(settings.url)
         self.masked_url = mask_url(settings.url)
         """The URL without its password, for messages."""
-        self.engine: Engine = self._dialect.create_engine(settings, may_create=may_create)
+        self._may_create = may_create
+        self.engine: Engine = self._create_engine()
         self.presence: Presence = self._dialect.presence(settings)
         self._reader = self._dialect.reader(self.engine)
         self._process = os.getpid()
         self._inherited: list[Pool] = []
         # Where the error arises, so that one of this database is told from any other's that a block meets.
         event.listen(self.engine, "handle_error", self._translate)
+
+    def _create_engine(self) -> Engine:
+        return self._dialect.create_engine(self._settings, may_create=self._may_create)
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
@@ -165,6 +170,18 @@ class Database:
                 event.listen(session, "after_commit", _do_waiting)
         waiting[do] = None
 
+    def find_room_faults(self) -> Iterable[Finding]:
+        """Yield what is wrong with the disk space around the stored data.
+
+        Raises:
+            OSError: the system would not tell.
+        """
+        return self._dialect.find_room_faults(self._settings)
+
+    def find_journal_faults(self) -> Iterable[Finding]:
+        """Yield where the database keeps its journal in another way than the settings want."""
+        return self._dialect.find_journal_faults(self._settings)
+
     def dispose(self) -> None:
         """Withdraw this process's workers and close every pooled connection; a later use opens new ones."""
         self._leave_inherited()
@@ -191,3 +208,23 @@ class Database:
         error = context.original_exception
         kind = self._dialect.classify(error)
         return None if kind is None else kind(f"database {self.masked_url}: {error}", url=self.masked_url)
+
+
+class ObservedDatabase(Database):
+    """A database that is only looked at: nothing is made, switched or written, and every write is refused.
+
+    Args:
+        settings: where it is; it is looked for at once, and opened at the first use.
+
+    Raises:
+        ConfigurationError: the URL cannot serve as a queue.
+    """
+
+    def _create_engine(self) -> Engine:
+        observer = self._dialect.observe(self._settings)
+        self._holds = observer.holds
+        return observer.engine
+
+    def was_still(self) -> bool:
+        """Tell whether all that was read can be trusted; if not, look again through a new object."""
+        return self._holds()

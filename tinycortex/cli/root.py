@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tinycortex.cli import db, ingest, jobs, status, tree, work
+from tinycortex.cli import db, doctor, ingest, jobs, status, tree, work
 from tinycortex.cli.opening import Invocation
 from tinycortex.domain.redact import scrub_for_log
 
@@ -24,6 +24,7 @@ app.command("ingest")(ingest.ingest)
 app.command("work")(work.work)
 app.command("status")(status.status)
 app.command("tick")(work.tick)
+app.command("doctor")(doctor.doctor)
 app.command("tree")(tree.tree)
 
 

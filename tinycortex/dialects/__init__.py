@@ -3,11 +3,11 @@
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from tinycortex.dialects.base import Dialect, Presence, Watch
+from tinycortex.dialects.base import Dialect, Observer, Presence, Watch
 from tinycortex.dialects.sqlite import SQLiteDialect
 from tinycortex.errors import ConfigurationError
 
-__all__ = ["Dialect", "Presence", "Watch", "dialect_for"]
+__all__ = ["Dialect", "Observer", "Presence", "Watch", "dialect_for"]
 
 _DIALECTS: dict[str, type[Dialect]] = {"sqlite": SQLiteDialect}
 

@@ -1,12 +1,13 @@
 """What an engine must answer; everything that differs between engines is behind this protocol."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sqlalchemy import Connection, Engine
 
 from tinycortex.config import DatabaseSettings
+from tinycortex.domain.findings import Finding
 from tinycortex.errors import StorageError
 
 
@@ -42,6 +43,18 @@ class Watch(Protocol):
         ...
 
 
+class Observer(NamedTuple):
+    """A way to read a database that changes nothing, not even on the disk around it.
+
+    Attributes:
+        engine: reads; every write is refused.
+        holds: tells, after a look, whether what was seen is what is stored; if not, look again with a new observer.
+    """
+
+    engine: Engine
+    holds: Callable[[], bool]
+
+
 class Dialect(Protocol):
     """One database engine."""
 
@@ -53,6 +66,14 @@ class Dialect(Protocol):
         Args:
             settings: where the database is and how to open it.
             may_create: a database that is not there is made; else it is unavailable.
+
+        Raises:
+            ConfigurationError: the URL cannot serve as a queue.
+        """
+        ...
+
+    def observe(self, settings: DatabaseSettings) -> Observer:
+        """Return a way to look at the database without changing anything; a missing one is not made.
 
         Raises:
             ConfigurationError: the URL cannot serve as a queue.
@@ -85,6 +106,14 @@ class Dialect(Protocol):
 
     def watch(self, settings: DatabaseSettings) -> Watch:
         """Return a watch on the database; the cost of a look is a few microseconds."""
+        ...
+
+    def find_room_faults(self, settings: DatabaseSettings) -> Iterable[Finding]:
+        """Yield what is wrong with the room that the stored data has; asked of the system, not of the database."""
+        ...
+
+    def find_journal_faults(self, settings: DatabaseSettings) -> Iterable[Finding]:
+        """Yield where the database keeps its journal in another way than ``settings`` want."""
         ...
 
     def presence(self, settings: DatabaseSettings) -> Presence:

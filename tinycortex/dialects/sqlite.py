@@ -13,8 +13,12 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from tinycortex.config import DatabaseSettings
+from tinycortex.dialects import sqlite_observer
+from tinycortex.dialects.base import Observer
 from tinycortex.dialects.presence import FilePresence
 from tinycortex.dialects.sqlite_faults import is_sqlite_busy, is_sqlite_corrupt, storage_error_of
+from tinycortex.dialects.sqlite_watch import FileWatch, file_identity
+from tinycortex.domain.findings import Finding
 from tinycortex.errors import ConfigurationError, StorageError, TransactionEndedError
 
 logger = logging.getLogger(__name__)
@@ -34,9 +38,7 @@ class SQLiteDialect:
 
     def create_engine(self, settings: DatabaseSettings, *, may_create: bool = False) -> Engine:
         """Build the engine: WAL, foreign keys, busy timeout, and BEGIN IMMEDIATE for every write transaction."""
-        path = database_path(settings.url).absolute()  # where the engine opens it, whatever folder we are in later
-        if path.is_dir():
-            raise ConfigurationError(f"the database path {path} is a folder; name a file in it")
+        path = _file_of(settings)
         engine = create_engine(
             settings.url,
             # The driver's own transactions start late, as readers that must upgrade; ours start as writers.
@@ -73,6 +75,10 @@ class SQLiteDialect:
         _refuse_after_the_end(engine)
         _follow_the_file(engine, path)
         return engine
+
+    def observe(self, settings: DatabaseSettings) -> Observer:
+        """Return a way to read the file that changes nothing."""
+        return sqlite_observer.observe(_file_of(settings), settings)
 
     def exists(self, settings: DatabaseSettings) -> bool:
         """Tell whether the file is there; connecting to a missing one would make it."""
@@ -119,47 +125,22 @@ class SQLiteDialect:
         lines = connection.exec_driver_sql("PRAGMA integrity_check").scalars()
         return [line for line in lines if line != "ok"]
 
-    def watch(self, settings: DatabaseSettings) -> "FileWatch":
+    def watch(self, settings: DatabaseSettings) -> FileWatch:
         """Return a watch by ``PRAGMA data_version``, which changes when another connection commits."""
         return FileWatch(database_path(settings.url).absolute())
+
+    def find_room_faults(self, settings: DatabaseSettings) -> Iterator[Finding]:
+        """Yield what is wrong with the free disk beside the file, and with its write-ahead log."""
+        return sqlite_observer.find_room_faults(_file_of(settings))
+
+    def find_journal_faults(self, settings: DatabaseSettings) -> Iterator[Finding]:
+        """Yield a finding when the file's journal mode is not the one that ``settings`` want."""
+        return sqlite_observer.find_journal_faults(_file_of(settings), settings)
 
     def presence(self, settings: DatabaseSettings) -> FilePresence:
         """Return presence by lock files beside the database: the kernel drops a dead process's lock."""
         path = database_path(settings.url)
         return FilePresence(path.with_name(f"{path.name}-workers"))
-
-
-class FileWatch:
-    """Looks at a file's version through a connection of its own, which may only read."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._connection: sqlite3.Connection | None = None
-        self._seen: tuple[object, int] | None = None
-
-    def has_changed(self) -> bool:
-        """Tell whether another connection has committed, or the file is another one, since the last look."""
-        identity = _identity(self._path)
-        if self._connection is None or self._seen is None or self._seen[0] != identity:
-            self.close()
-            with suppress(sqlite3.Error):
-                self._connection = sqlite3.connect(
-                    f"{self._path.as_uri()}?mode=ro", uri=True, timeout=0, isolation_level=None, check_same_thread=False
-                )
-        if self._connection is None:
-            return False
-        try:
-            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
-        except sqlite3.Error:  # locked for a moment, or gone: whoever works with it will be told
-            return False
-        before, self._seen = self._seen, (identity, version)
-        return before != self._seen
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
 
 def database_path(url: str) -> Path:
@@ -196,25 +177,24 @@ def _refuse_after_the_end(engine: Engine) -> None:
             raise TransactionEndedError(_OVER)
 
 
+def _file_of(settings: DatabaseSettings) -> Path:
+    path = database_path(settings.url).absolute()  # where the engine opens it, whatever folder we are in later
+    if path.is_dir():
+        raise ConfigurationError(f"the database path {path} is a folder; name a file in it")
+    return path
+
+
 def _follow_the_file(engine: Engine, path: Path) -> None:
     """Open anew what was moved or replaced: what is written into a file without a name is lost."""
 
     @event.listens_for(engine, "connect")
     def _remember(_connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
-        record.info[_IDENTITY] = _identity(path)
+        record.info[_IDENTITY] = file_identity(path)
 
     @event.listens_for(engine, "checkout")
     def _compare(_connection: sqlite3.Connection, record: ConnectionPoolEntry, _proxy: object) -> None:
-        if record.info[_IDENTITY] != _identity(path):
+        if record.info[_IDENTITY] != file_identity(path):
             raise DisconnectionError(f"{path} is another file by now")
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _keeper(engine: Engine, path: Path) -> Callable[[BaseException], None]:

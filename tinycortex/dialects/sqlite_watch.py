@@ -1,0 +1,47 @@
+"""Noticing that a SQLite file was written to, or is another file by now."""
+
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+
+
+def file_identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells one file from another of the same name; None when there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+class FileWatch:
+    """Looks at a file's version through a connection of its own, which may only read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+        self._seen: tuple[object, int] | None = None
+
+    def has_changed(self) -> bool:
+        """Tell whether another connection has committed, or the file is another one, since the last look."""
+        identity = file_identity(self._path)
+        if self._connection is None or self._seen is None or self._seen[0] != identity:
+            self.close()
+            with suppress(sqlite3.Error):
+                self._connection = sqlite3.connect(
+                    f"{self._path.as_uri()}?mode=ro", uri=True, timeout=0, isolation_level=None, check_same_thread=False
+                )
+        if self._connection is None:
+            return False
+        try:
+            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        except sqlite3.Error:  # locked for a moment, or gone: whoever works with it will be told
+            return False
+        before, self._seen = self._seen, (identity, version)
+        return before != self._seen
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
