@@ -2,12 +2,14 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tinycortex import Cortex, Database, QueueDelegates, Settings, schema
+from tinycortex.cli import main
 from tinycortex.config import DatabaseSettings
 from tinycortex.domain.clock import Clock
 from tinycortex.testing import FakeDelegates, ManualClock
@@ -15,6 +17,7 @@ from tinycortex.testing import FakeDelegates, ManualClock
 ENGINES = ["sqlite"]
 
 OpenCortex = Callable[..., Cortex]
+Run = Callable[..., tuple[int, str, str]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -112,3 +115,20 @@ def open_cortex(database_url: str, clock: ManualClock, delegates: FakeDelegates)
 def cortex(open_cortex: OpenCortex) -> Cortex:
     """A queue on the test's database, with the manual clock and the fake delegates."""
     return open_cortex()
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that runs one command in a folder of its own: exit code, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tinycortex", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        assert "Traceback" not in out + err
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, out, err
+
+    return invoke

@@ -9,26 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tinycortex.cli import main
-
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Return a function that runs one command in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-    def invoke(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tinycortex", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        assert "Traceback" not in out + err
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, out, err
-
-    return invoke
 
 
 @pytest.fixture
