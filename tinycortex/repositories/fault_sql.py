@@ -19,26 +19,28 @@ SAMPLE_OWNED = _sample("status = 'running' AND locked_by IN :worker_ids").bindpa
     bindparam("worker_ids", expanding=True)
 )
 
+# Uncorrelated, so that a missing index, which is one of the faults, does not make it read the table row by row.
 SAMPLE_BLOCKED = _sample(
     """
-    job.status = 'failed' AND job.dedupe_key IS NOT NULL AND EXISTS (
-        SELECT 1 FROM mem_tree_jobs AS active
-        WHERE active.dedupe_key = job.dedupe_key AND active.status IN ('ready', 'running'))
+    status = 'failed' AND dedupe_key IN (
+        SELECT dedupe_key FROM mem_tree_jobs WHERE dedupe_key IS NOT NULL AND status IN ('ready', 'running'))
     """
 )
 
-# A settlement of ours inserts the rerun with it, under the same key, and the settled row keeps the request.
-# A twin that was created since the row started must have come after its end, and has served the request. A
-# join, because SQLite can give it an index of its own; a subquery would read the whole table for each row.
-SAMPLE_LOST_RERUNS = _sample(
-    f"""
-    job.rerun_payload_json IS NOT NULL AND job.status IN ({_SETTLED})
-    AND (job.completed_at_ms >= :since_ms OR job.completed_at_ms IS NULL) AND later.id IS NULL
-    """,
+# A settlement of ours inserts the rerun with it, under the same key, and the settled row keeps the request. No
+# twin can be created while a row is active, so one that is younger than its start has served the request.
+_ASKED = f"""
+    rerun_payload_json IS NOT NULL AND status IN ({_SETTLED})
+    AND (completed_at_ms >= :since_ms OR completed_at_ms IS NULL)
     """
-    mem_tree_jobs AS job LEFT JOIN mem_tree_jobs AS later
-      ON later.dedupe_key = job.dedupe_key AND later.id <> job.id
-      AND later.created_at_ms >= COALESCE(job.started_at_ms, job.created_at_ms)
+_NEWEST_FIRST = "OVER (PARTITION BY dedupe_key ORDER BY created_at_ms DESC, id DESC)"
+
+SAMPLE_LOST_RERUNS = _sample(
+    f"{_ASKED} AND (age = 1 OR newest_ms < COALESCE(started_at_ms, created_at_ms))",
+    f"""
+    (SELECT id, status, rerun_payload_json, created_at_ms, started_at_ms, completed_at_ms,
+            ROW_NUMBER() {_NEWEST_FIRST} AS age, FIRST_VALUE(created_at_ms) {_NEWEST_FIRST} AS newest_ms
+     FROM mem_tree_jobs WHERE dedupe_key IN (SELECT dedupe_key FROM mem_tree_jobs WHERE {_ASKED})) AS job
     """,
 )
 
