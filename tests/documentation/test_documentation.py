@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from tinycortex import Settings
+from tinycortex import Finding, FindingCode, Settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -111,3 +111,11 @@ def test_every_setting_stands_in_the_settings_page() -> None:
     page = (ROOT / "docs" / "settings.md").read_text()
     table = "\n".join(lines)
     assert table in page, f"docs/settings.md should hold:\n{table}"
+
+
+def test_every_finding_stands_in_the_operations_page() -> None:
+    """docs/operations.md explains the codes that the doctor knows, each with its severity, in their order."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    (section,) = re.findall(r"^## What `tinycortex doctor` finds.*?(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+    listed = re.findall(r"^\| `(\w+)` \| (\w+) \| [^|]+ \| [^|]+ \|$", section, re.MULTILINE)
+    assert listed == [(code.value, Finding.of(code, "").severity.value) for code in FindingCode]

@@ -31,6 +31,18 @@ cortex.enqueue(NewJob(kind="custom", payload_json="{}"))
 os._exit(9)
 """
 
+# In another journal mode than WAL it leaves half a write in the file, and a journal to take it back.
+WRITE_AND_DIE = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+for statement in (
+    "PRAGMA journal_mode=delete", "PRAGMA cache_size=1", "BEGIN", "CREATE TABLE bulk (data BLOB)",
+    "INSERT INTO bulk VALUES (zeroblob(1000000))", "INSERT INTO bulk SELECT * FROM bulk",
+):
+    connection.execute(statement)
+os._exit(9)
+"""
+
 BEGIN_TO_WRITE = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None)
@@ -185,6 +197,18 @@ def test_a_locked_database_is_unreadable(run: Run, path: Path, monkeypatch: pyte
         connection.execute("PRAGMA journal_mode=delete")
         connection.execute("BEGIN EXCLUSIVE")
         assert examine(run) == (1, ["database_unreadable"])
+
+
+def test_a_write_that_was_killed_is_unreadable_until_a_worker_has_opened_it(run: Run, path: Path) -> None:
+    """The journal that takes it back is left for it."""
+    with program(WRITE_AND_DIE, str(path)) as killed:
+        assert killed.wait(BOUND_S) == 9
+    before = all_files(path.parent)
+    assert path.with_name("chunks.db-journal").stat().st_size > 0
+    assert examine(run) == (1, ["database_unreadable"])
+    assert all_files(path.parent) == before
+    assert run("work", "--drain")[0] == 0
+    assert examine(run) == (0, [])
 
 
 def test_a_log_that_cannot_be_read_is_a_finding(run: Run, path: Path) -> None:

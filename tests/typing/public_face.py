@@ -18,6 +18,8 @@ from tinycortex import (
     Cortex,
     Defer,
     Done,
+    Finding,
+    FindingCode,
     Job,
     JobContext,
     JobFailure,
@@ -30,6 +32,7 @@ from tinycortex import (
     Permit,
     QueueDelegates,
     Requeued,
+    Severity,
     SourceTarget,
     find_failure,
 )
@@ -102,6 +105,14 @@ def work(cortex: Cortex) -> None:
     assert_type(cortex.requeue_failed(), Requeued)
     assert_type(cortex.self_heal(), int)
     assert_type(cortex.ensure_reembed_backfill(), str | None)
+
+
+def diagnose(cortex: Cortex) -> None:
+    (finding,) = cortex.diagnose()
+    assert_type(finding, Finding)
+    assert_type(finding.code, FindingCode)
+    assert_type(finding.severity, Severity)
+    finding.found = "nothing"  # type: ignore[misc]
 
 
 def hold(gate: LlmGate) -> None:

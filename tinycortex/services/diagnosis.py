@@ -78,7 +78,7 @@ class Diagnosis:
         yield from database.find_room_faults()
         if damage := database.find_damage():
             told = "; ".join(damage[:_FAULTS_TOLD])
-            found = f"database {database.masked_url} has {len(damage)} faults, such as: {told}"
+            found = f"faults in what database {database.masked_url} stores: {len(damage)}, such as: {told}"
             yield Finding.of(FindingCode.DATABASE_DAMAGED, found)
             return
         revision = schema.find_revision(database)
