@@ -97,6 +97,7 @@ class QueueModel:
             claim_token=row.claim_token + 1,
             locked_by=worker_id,
             started_at_ms=self.now_ms,
+            claimed_at_ms=self.now_ms,
             locked_until_ms=self.now_ms + (self.specs[row.kind].lease_ms or lease_ms),
             last_error=None,
         )
@@ -173,6 +174,7 @@ class QueueModel:
             rerun = NewJob(
                 kind=row.kind, payload_json=request, dedupe_key=row.dedupe_key, max_attempts=row.max_attempts
             )
+            self._change(ended, rerun_payload_json=None)
             self.pending.append(self._new_row(rerun, ""))
 
     def _ended(self, status: JobStatus) -> dict[str, Any]:

@@ -31,6 +31,7 @@ def test_a_claim_sets_what_the_contract_says_and_nothing_else(cortex: Cortex, cl
         claim_token=8,
         locked_by="me",
         started_at_ms=clock.now_ms(),
+        claimed_at_ms=clock.now_ms(),
         locked_until_ms=clock.now_ms() + 1_000,
         last_error=None,
     )

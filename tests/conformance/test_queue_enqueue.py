@@ -60,6 +60,7 @@ def test_a_new_row_is_ready_and_due_at_once(cortex: Cortex, clock: ManualClock) 
         heals=0,
         rerun_payload_json=None,
         cancel_requested_at_ms=None,
+        claimed_at_ms=None,
     )
 
 

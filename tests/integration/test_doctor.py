@@ -266,7 +266,7 @@ def test_another_revision_is_told(run: Run, path: Path) -> None:
     [
         ("DROP INDEX idx_mem_tree_jobs_claim", 1),
         ("DROP INDEX idx_mem_tree_jobs_ready; CREATE INDEX idx_mem_tree_jobs_ready ON mem_tree_jobs (status)", 1),
-        ("ALTER TABLE mem_tree_jobs DROP COLUMN rerun_payload_json", 1),
+        ("ALTER TABLE mem_tree_jobs DROP COLUMN claimed_at_ms", 1),
         ("DROP TABLE mem_tree_jobs", 1),
         ("DROP TABLE mem_tree_score; DROP INDEX idx_mem_tree_chunks_owner", 2),
     ],

@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from background import BOUND_S, program
-from tinycortex import Cortex, FindingCode, JobStatus, NewJob, SealPayload, Severity, SystemClock
-from tinycortex.testing import JobRowFactory, ManualClock, insert_rows
+from tinycortex import Cortex, FindingCode, JobStatus, NewJob, Severity, SystemClock
+from tinycortex.testing import JobRowFactory, insert_rows
 from tinycortex.testing.factories import NOW_MS
 
 OpenCortex = Callable[..., Cortex]
@@ -52,16 +52,11 @@ def change(database_url: str, statement: str) -> None:
         connection.execute(statement)
 
 
-SETTLED = {"dedupe_key": "seal:t:0", "rerun_payload_json": "{}", "kind": "seal"}
-
 FAULTS: list[tuple[str, list[dict[str, Any]]]] = [
     ("lease_over", [{"expired": True}]),
     ("lease_over", [{"running": True, "locked_until_ms": None}]),
     ("key_blocked", [{"failed": True, "dedupe_key": "k"}, {"dedupe_key": "k"}]),
     ("key_blocked", [{"failed_transient": True, "dedupe_key": "k"}, {"running": True, "dedupe_key": "k"}]),
-    ("rerun_lost", [{"done": True, **SETTLED}]),
-    ("rerun_lost", [{"failed": True, "completed_at_ms": None, "started_at_ms": None, **SETTLED}]),
-    ("rerun_lost", [{"done": True, **SETTLED}, {"now_ms": NOW_MS - 1, "done": True, "dedupe_key": "seal:t:0"}]),
     ("kind_unhandled", [{"kind": "from_the_future"}]),
     ("kind_retired", [{"kind": "topic_route"}]),
     ("kind_retired", [{"kind": "digest_daily", "done": True}]),
@@ -76,9 +71,6 @@ SOUND: list[list[dict[str, Any]]] = [
     [{"cancelled": True}, {"failed_transient": True}, {"available_at_ms": NOW_MS + 365 * DAY_MS}],
     [{"running": True, "locked_until_ms": NOW_MS}],
     [{"failed": True, "dedupe_key": "k"}, {"done": True, "dedupe_key": "k"}, {"dedupe_key": "other"}],
-    [{"done": True, **SETTLED}, {"dedupe_key": "seal:t:0", "kind": "seal"}],
-    [{"now_ms": NOW_MS - 8 * DAY_MS, "failed": True, **SETTLED}],  # what served it may have been purged
-    [{"running": True, **SETTLED}],
     [{"kind": "from_the_future", "done": True}, {"kind": "from_the_future", "running": True}],
     [{"created_at_ms": NOW_MS + HOUR_MS}, {"running": True, "locked_until_ms": NOW_MS + DAY_MS + HOUR_MS}],
 ]
@@ -129,28 +121,6 @@ def test_a_live_workers_rows_are_sound(cortex: Cortex) -> None:
     cortex.enqueue(NewJob.of("ask", Nothing()))
     assert cortex.run_once()
     assert seen == [[]]
-
-
-@pytest.mark.parametrize(("settled_by", "codes"), [("us", []), ("another program", ["rerun_lost"])])
-def test_a_rerun_is_lost_only_to_a_program_that_does_not_know_of_it(
-    cortex: Cortex, database_url: str, clock: ManualClock, settled_by: str, codes: list[str]
-) -> None:
-    """Our own settlement carries the request out, and keeps it in the row as well."""
-    seal = NewJob.seal(SealPayload(tree_id="t", level=0))
-    cortex.enqueue(seal)
-    job = cortex.jobs.claim_next()
-    assert job is not None
-    assert cortex.enqueue(seal) is None
-    clock.advance(1_000)
-    if settled_by == "us":
-        cortex.jobs.mark_done(job)
-    else:
-        change(
-            database_url,
-            f"UPDATE mem_tree_jobs SET status = 'done', completed_at_ms = {clock.now_ms()}, locked_until_ms = NULL",
-        )
-    assert cortex.get_job(job.id).rerun_payload_json is not None
-    assert diagnose(cortex) == codes
 
 
 def test_a_kind_with_a_long_lease_of_its_own_is_not_ahead(cortex: Cortex) -> None:

@@ -33,7 +33,6 @@ class FindingCode(StrEnum):
     LEASE_OVER = "lease_over"
     WORKER_DEAD = "worker_dead"
     KEY_BLOCKED = "key_blocked"
-    RERUN_LOST = "rerun_lost"
     KIND_UNHANDLED = "kind_unhandled"
     KIND_RETIRED = "kind_retired"
     STATUS_UNKNOWN = "status_unknown"
@@ -110,10 +109,6 @@ _ADVICE: Mapping[FindingCode, str] = {
     FindingCode.LEASE_OVER: _RECOVER,
     FindingCode.WORKER_DEAD: _RECOVER,
     FindingCode.KEY_BLOCKED: "usually nothing: the active job does the work, and until it ends a retry leaves these",
-    FindingCode.RERUN_LOST: (
-        "enqueue the job again with its rerun_payload_json (tinycortex jobs show ID --raw), and let no other program "
-        "settle jobs of its kind"
-    ),
     FindingCode.KIND_UNHANDLED: (
         "run a worker whose program has a handler for the kind; the command line knows the built-in kinds only"
     ),

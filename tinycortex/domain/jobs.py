@@ -79,6 +79,7 @@ class Job:
     heals: int
     rerun_payload_json: str | None
     cancel_requested_at_ms: int | None
+    claimed_at_ms: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ class JobRow(Base):
     heals: Mapped[int] = mapped_column(WholeNumber, server_default=text("0"))
     rerun_payload_json: Mapped[str | None] = mapped_column(Text)
     cancel_requested_at_ms: Mapped[int | None] = mapped_column(WholeNumber)
+    claimed_at_ms: Mapped[int | None] = mapped_column(WholeNumber)
 
     __table_args__ = (
         Index("idx_mem_tree_jobs_ready", "status", "available_at_ms"),
@@ -56,5 +57,12 @@ class JobRow(Base):
             "id",
             sqlite_where=text("status = 'ready'"),
             postgresql_where=text("status = 'ready'"),
+        ),
+        # As good as empty; it finds at once what another program left behind.
+        Index(
+            "idx_mem_tree_jobs_asked",
+            "status",
+            sqlite_where=text("rerun_payload_json IS NOT NULL"),
+            postgresql_where=text("rerun_payload_json IS NOT NULL"),
         ),
     )

@@ -32,10 +32,6 @@ class JobFaults(JobReader):
         """Look for failed rows that no retry can revive, because a ready or running row has their key."""
         return self._find(fault_sql.SAMPLE_BLOCKED, session)
 
-    def find_lost_reruns(self, since_ms: int, *, session: Session | None = None) -> Sample | None:
-        """Look for rows that settled since ``since_ms`` with a request to run again that nothing has served."""
-        return self._find(fault_sql.SAMPLE_LOST_RERUNS, session, since_ms=since_ms)
-
     def find_retired(self, *, session: Session | None = None) -> Sample | None:
         """Look for rows of retired kinds, whatever their status."""
         return self._find(fault_sql.SAMPLE_RETIRED, session)

@@ -1,5 +1,6 @@
 """A job's life in rows: enqueue, claim, renew, settle, cancel; each one statement or one transaction."""
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +18,8 @@ from tinycortex.domain.text import error_text
 from tinycortex.errors import InvalidInputError, JobFailure, PayloadError
 from tinycortex.repositories import job_sql
 from tinycortex.repositories.job_reader import JobReader, count_changed, execute, job_of
+
+logger = logging.getLogger(__name__)
 
 _ROWS_PER_INSERT = 200
 
@@ -278,14 +281,29 @@ class JobLife(JobReader):
             payload = row.payload_json if stays else request
             execute(tx, job_sql.TAKE_PAYLOAD, {"id": row.id, "payload_json": payload})
             return
-        rerun = NewJob(kind=row.kind, payload_json=request, dedupe_key=row.dedupe_key, max_attempts=row.max_attempts)
-        # The key has just been freed in this transaction, so nothing can suppress it.
-        self._insert(tx, [self._row(rerun, _mint_id(), self._clock.now_ms())])
+        # Not a NewJob: the row may be another program's, with values that a request of ours may not have.
+        now_ms = self._clock.now_ms()
+        rerun = {
+            "id": _mint_id(),
+            "kind": row.kind,
+            "payload_json": request,
+            "dedupe_key": row.dedupe_key,
+            "max_attempts": max(row.max_attempts, 1),  # another program's row may have none
+            "available_at_ms": now_ms,
+            "created_at_ms": now_ms,
+        }
+        execute(tx, job_sql.FORGET_REQUEST, {"id": row.id})
+        # In a settlement the key has just been freed, so nothing can suppress it; else a twin serves it.
+        self._insert(tx, [rerun])
 
     def _is_higher(self, kind: str, payload_json: str) -> bool:
         try:
             return self._outranks(kind, payload_json)
         except PayloadError:  # another program's; the handler will say so
+            return False
+        except Exception:
+            # An application's own function: what it makes of one row must not stop the recovery of all.
+            logger.exception("outranks of kind %s failed; its payload counts as an ordinary one", kind)
             return False
 
     # Cancel

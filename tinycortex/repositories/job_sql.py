@@ -78,7 +78,7 @@ def _claim(kinds: tuple[tuple[str, int, int | None], ...]) -> TextClause:
         f"""
         UPDATE mem_tree_jobs
         SET status = 'running', attempts = attempts + 1, claim_token = claim_token + 1, locked_by = :worker_id,
-            started_at_ms = :now_ms, locked_until_ms = :now_ms + {lease}, last_error = NULL
+            started_at_ms = :now_ms, claimed_at_ms = :now_ms, locked_until_ms = :now_ms + {lease}, last_error = NULL
         WHERE id = (SELECT id FROM ({probes}) AS probes ORDER BY kind_rank, available_at_ms, id LIMIT 1)
         RETURNING {COLUMNS}
         """
@@ -101,6 +101,8 @@ FREE = "locked_until_ms = NULL, locked_by = NULL, cancel_requested_at_ms = NULL"
 KEPT = "RETURNING id, kind, dedupe_key, max_attempts, status, payload_json, rerun_payload_json"
 
 TAKE_PAYLOAD = text("UPDATE mem_tree_jobs SET payload_json = :payload_json, rerun_payload_json = NULL WHERE id = :id")
+
+FORGET_REQUEST = text("UPDATE mem_tree_jobs SET rerun_payload_json = NULL WHERE id = :id")
 
 MARK_DONE = text(
     f"""

@@ -66,6 +66,14 @@ class JobRepository(JobLife):
         with self._database.within(session) as tx:
             return self._freed(tx, execute(tx, upkeep_sql.RECOVER_OWNED, values))
 
+    def pass_on_left_requests(self, *, session: Session | None = None) -> int:
+        """Enqueue the requests that rows kept while they ran, where another program settled them; return how many."""
+        with self._database.reading_within(session) as tx:
+            if session is None and execute(tx, upkeep_sql.LEFT_REQUESTS, {}).first() is None:
+                return 0  # as nearly always: no write lock is taken for it
+        with self._database.within(session) as tx:
+            return self._freed(tx, execute(tx, upkeep_sql.LEFT_REQUESTS, {}))
+
     def _freed(self, tx: Session, result: CursorResult[Any]) -> int:
         rows = result.all()
         for row in rows:

@@ -3,13 +3,13 @@
 from sqlalchemy import bindparam, text
 
 from tinycortex.repositories.job_sql import COLUMNS
-from tinycortex.repositories.upkeep_sql import EXPIRED
+from tinycortex.repositories.upkeep_sql import EXPIRED, OURS
 
 GET_JOB = text(f"SELECT {COLUMNS} FROM mem_tree_jobs WHERE id = :id")
 
 COUNT_EXPIRED = text(f"SELECT COUNT(*) FROM mem_tree_jobs WHERE {EXPIRED}")
 
-LIST_OWNERS = text("SELECT DISTINCT locked_by FROM mem_tree_jobs WHERE status = 'running' AND locked_by IS NOT NULL")
+LIST_OWNERS = text(f"SELECT DISTINCT locked_by FROM mem_tree_jobs WHERE {OURS} IS NOT NULL")
 
 HAS_KEY = text("SELECT 1 FROM mem_tree_jobs WHERE dedupe_key = :dedupe_key AND kind = :kind LIMIT 1")
 

@@ -30,23 +30,34 @@ _RECOVER = f"""
 # A running row without a lease is nobody's: without this it would run for ever.
 EXPIRED = "status = 'running' AND (locked_until_ms < :now_ms OR locked_until_ms IS NULL)"
 
+# Another program's claim leaves our word in locked_by, but not the instant of our own claim.
+OURS = "status = 'running' AND claimed_at_ms = started_at_ms AND locked_by"
+
 RECOVER_EXPIRED = text(f"{_RECOVER} WHERE {EXPIRED} {KEPT}")
 
-RECOVER_OWNED = text(f"{_RECOVER} WHERE status = 'running' AND locked_by IN :worker_ids {KEPT}").bindparams(
+RECOVER_OWNED = text(f"{_RECOVER} WHERE {OURS} IN :worker_ids {KEPT}").bindparams(
     bindparam("worker_ids", expanding=True)
+)
+
+# A settlement of ours makes a job of the request that it finds, so one that is left was not seen.
+LEFT_REQUESTS = text(
+    """
+    SELECT id, kind, dedupe_key, max_attempts, status, payload_json, rerun_payload_json FROM mem_tree_jobs
+    WHERE rerun_payload_json IS NOT NULL AND status IN ('done', 'failed', 'cancelled')
+    """
 )
 
 RELEASE_OWN = text(
     f"""
     UPDATE mem_tree_jobs
     SET status = 'ready', attempts = attempts - 1, started_at_ms = NULL, {FREE}
-    WHERE status = 'running' AND locked_by = :worker_id AND cancel_requested_at_ms IS NULL {KEPT}
+    WHERE {OURS} = :worker_id AND cancel_requested_at_ms IS NULL {KEPT}
     """
 )
 
 CANCEL_OWN = text(
     f"UPDATE mem_tree_jobs SET {CANCELLED}, {FREE} "
-    f"WHERE status = 'running' AND locked_by = :worker_id AND cancel_requested_at_ms IS NOT NULL {KEPT}"
+    f"WHERE {OURS} = :worker_id AND cancel_requested_at_ms IS NOT NULL {KEPT}"
 )
 
 PURGE_RETIRED = text("DELETE FROM mem_tree_jobs WHERE kind IN :kinds").bindparams(

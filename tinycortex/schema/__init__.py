@@ -35,7 +35,7 @@ __all__ = [
     "verify",
 ]
 
-HEAD = "0003"
+HEAD = "0004"
 """The newest revision. Written out so that opening a database need not load Alembic; a test keeps it true."""
 
 VERSION_TABLE = "tinycortex_alembic_version"

@@ -107,7 +107,6 @@ class Diagnosis:
 
     def _search_rows(self, faults: JobFaults, session: Session) -> Iterator[Finding]:
         now_ms = self._clock.now_ms()
-        kept_ms = self._settings.scheduler.keep_done_s * 1_000  # the job that served a request is kept as long
         longest_ms = max([_LONGEST_LEASE_MS, *(spec.lease_ms or 0 for spec in self._registry.list_specs())])
         ahead_ms = now_ms + _CLOCK_TOLERANCE_MS
         yield from _told(
@@ -119,11 +118,6 @@ class Diagnosis:
             FindingCode.KEY_BLOCKED,
             faults.find_blocked(session=session),
             "failed, and a ready or running one has their key",
-        )
-        yield from _told(
-            FindingCode.RERUN_LOST,
-            faults.find_lost_reruns(now_ms - kept_ms, session=session),
-            "settled without the rerun that was asked of them",
         )
         yield from _told(FindingCode.KIND_RETIRED, faults.find_retired(session=session), "are of retired kinds")
         for (kind, status), jobs in faults.count_by_kind_and_status(session=session).items():

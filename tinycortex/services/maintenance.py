@@ -48,6 +48,7 @@ class Maintenance:
         if dead := presence.find_dead(self._jobs.list_owners()):
             recovered += self._jobs.recover_owned(dead)
             presence.forget(dead)
+        self._jobs.pass_on_left_requests()
         return recovered
 
     def enqueue_flush_stale(self, max_age_secs: int) -> str | None:

@@ -41,6 +41,7 @@ class JobRowFactory(factory.Factory[JobRow]):
             claim_token=1,
             locked_by="elsewhere:1:0",
             started_at_ms=factory.LazyAttribute(lambda row: row.now_ms),
+            claimed_at_ms=factory.SelfAttribute("started_at_ms"),
             locked_until_ms=factory.LazyAttribute(lambda row: row.now_ms + _LEASE_MS),
         )
         expired = factory.Trait(
@@ -106,6 +107,7 @@ class JobRowFactory(factory.Factory[JobRow]):
     heals = 0
     rerun_payload_json = None
     cancel_requested_at_ms = None
+    claimed_at_ms = None
 
 
 class ChunkRowFactory(factory.Factory[ChunkRow]):
