@@ -10,7 +10,19 @@ from pydantic import BaseModel
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
-from tinycortex import Cortex, Defer, Done, Job, JobPlan, JobStatus, NewJob, Settings, StorageBusyError
+from tinycortex import (
+    Cortex,
+    Defer,
+    Done,
+    Job,
+    JobPlan,
+    JobStatus,
+    NewJob,
+    Settings,
+    StorageBusyError,
+    StorageCorruptError,
+    StorageFullError,
+)
 from tinycortex.config import DatabaseSettings
 from tinycortex.models import ChunkRow
 from tinycortex.testing import ChunkRowFactory, ManualClock, NewJobFactory
@@ -126,6 +138,21 @@ def _meet_a_busy_database_elsewhere(session: Session) -> None:
     raise StorageBusyError("another queue is locked")
 
 
+def _meet_a_damaged_database_elsewhere(session: Session) -> None:
+    add_chunk(session)
+    raise StorageCorruptError("another queue is damaged", url="sqlite:///another.db")
+
+
+def _meet_a_full_database_elsewhere(session: Session) -> None:
+    add_chunk(session)
+    raise RuntimeError("wrapped") from StorageFullError("another queue is full", url="sqlite:///another.db")
+
+
+def _interrupt(session: Session) -> None:
+    add_chunk(session)
+    raise KeyboardInterrupt
+
+
 def _write_what_the_schema_forbids(session: Session) -> None:
     add_chunk(session)
     session.execute(text("INSERT INTO mem_tree_chunks (id) VALUES ('no owner')"))
@@ -196,6 +223,9 @@ BAD_WRITES = [
     _write_later,
     _meet_a_full_disk_elsewhere,
     _meet_a_busy_database_elsewhere,
+    _meet_a_damaged_database_elsewhere,
+    _meet_a_full_database_elsewhere,
+    _interrupt,
     _write_what_the_schema_forbids,
     _leave_what_cannot_be_flushed,
     _commit,

@@ -303,6 +303,30 @@ def test_a_worker_whose_folder_is_deleted_says_so_once_and_stops(
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("way", ["run_sync", "run"])
+def test_a_worker_whose_file_is_deleted_waits_for_it(
+    open_cortex: OpenCortex, sqlite_template: Path, path: Path, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    """No empty file takes its place; once a copy is put back, the worker goes on with that."""
+    cortex = open_cortex(Settings(worker=HURRIED.model_copy(update={"io_ms": 5})))
+    met: list[object] = []
+    event.listen(cortex.database.engine, "handle_error", met.append)
+    with working(cortex, way):
+        until(lambda: cortex.jobs.list_jobs(status=JobStatus.DONE))
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        with pytest.raises(StorageUnavailableError, match=r"chunks\.db"):
+            cortex.enqueue(NewJobFactory.build())
+        until(lambda: len(met) >= 10)
+        assert not path.exists()
+        copy = path.with_name("copy.db")
+        shutil.copyfile(sqlite_template, copy)
+        copy.replace(path)
+        job_id = str(cortex.enqueue(NewJobFactory.build()))
+        until(lambda: cortex.get_job(job_id).status is JobStatus.DONE)
+    assert len(caplog.records) == 1
+
+
 def test_a_file_that_is_replaced_is_followed(cortex: Cortex, sqlite_template: Path, path: Path) -> None:
     """After a restore the queue works on what was restored, not on what was moved away."""
     cortex.enqueue(NewJobFactory.build())

@@ -59,6 +59,7 @@ class LoopThread:
         try:
             return future.result()
         except CancelledError:
+            coroutine.close()  # of a task that was cancelled before its first step
             raise ConfigurationError("the queue was closed while this call was running") from None
         except BaseException:
             if future.cancel():

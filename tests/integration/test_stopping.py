@@ -1,0 +1,385 @@
+"""However a worker is stopped, at whatever moment, nothing is left behind that nobody ends."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from sqlalchemy.orm import Session
+
+from background import BOUND_S, outcome, program, until
+from tinycortex import Cortex, Done, InvalidInputError, JobContext, JobStatus, NewJob, Settings
+from tinycortex.config import WorkerSettings
+from tinycortex.errors import ConfigurationError, StorageBusyError, TinycortexError
+from tinycortex.testing import ManualClock
+
+OpenCortex = Callable[..., Cortex]
+
+HURRIED = Settings(worker=WorkerSettings(idle_ms=5, busy_ms=5, heartbeat_ms=10))
+
+MAIN_ENDS = """
+import sys, threading
+from pydantic import BaseModel
+from tinycortex import Cortex, NewJob
+
+class Note(BaseModel):
+    text: str = ""
+
+cortex = Cortex.open(sys.argv[1])
+stop = threading.Event()
+main_has_ended = lambda: not threading.main_thread().is_alive()
+
+@cortex.handler("note", payload=Note)
+def note(ctx, payload):
+    while not main_has_ended():
+        threading.Event().wait(0.005)
+    if payload.text == "last":
+        stop.set()
+
+cortex.enqueue(NewJob.of("note", Note(text="first")))
+cortex.enqueue(NewJob.of("note", Note(text="last")))
+threading.Thread(target=lambda: cortex.run_sync(stop, concurrency=1)).start()
+"""
+
+ENDS_AT_ONCE = """
+import sys, threading
+from pydantic import BaseModel
+from tinycortex import Cortex, NewJob
+
+class Note(BaseModel):
+    text: str = ""
+
+cortex = Cortex.open(sys.argv[1])
+started = threading.Event()
+
+@cortex.handler("note", payload=Note)
+def note(ctx, payload):
+    started.set()
+    threading.Event().wait()
+
+cortex.enqueue(NewJob.of("note", Note()))
+threading.Thread(target=cortex.run_sync, daemon=True).start()
+started.wait()
+"""
+
+FORKED_WITH_A_PERMIT = """
+import os, sys
+from pydantic import BaseModel
+from tinycortex import Cortex, NewJob
+
+class Note(BaseModel):
+    text: str = ""
+
+cortex = Cortex.open(sys.argv[1])
+
+@cortex.handler("note", payload=Note, llm_bound=True)
+def note(ctx, payload):
+    pass
+
+permit = cortex.llm_gate.try_acquire()
+child = os.fork()
+if child == 0:
+    assert cortex.llm_gate.available == 1
+    cortex.enqueue(NewJob.of("note", Note()))
+    assert cortex.run_once()
+    del permit
+    assert cortex.llm_gate.available == 1
+    cortex.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert cortex.llm_gate.available == 0
+permit.release()
+assert cortex.llm_gate.available == 1
+cortex.close()
+"""
+
+
+class Note(BaseModel):
+    text: str = ""
+
+
+def assert_nothing_is_held(cortex: Cortex) -> None:
+    """No row runs, and no lease is renewed."""
+    until(lambda: cortex.jobs.count_by_status()[JobStatus.RUNNING] == 0)
+    assert not cortex._heartbeat._watched
+
+
+# Cancelled tasks
+
+
+class Gate:
+    """Holds up the repository's claim, in its thread."""
+
+    def __init__(self, cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        claim_next = cortex.jobs.claim_next
+
+        def held_up(*arguments: Any, **options: Any) -> Any:
+            self.reached.set()
+            assert self.open.wait(BOUND_S)
+            return claim_next(*arguments, **options)
+
+        monkeypatch.setattr(cortex.jobs, "claim_next", held_up)
+
+
+@pytest.mark.parametrize("way", ["run", "run_once_async"])
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_claim_whose_task_is_cancelled_is_given_back(
+    open_cortex: OpenCortex, monkeypatch: pytest.MonkeyPatch, way: str, times: int
+) -> None:
+    """Once or again and again, before the database has answered: the row that it leases is nobody's to run."""
+    cortex = open_cortex(HURRIED)
+    cortex.handler("note", payload=Note, llm_bound=True)(lambda _ctx, _payload: None)
+    job_id = str(cortex.enqueue(NewJob.of("note", Note())))
+    gate = Gate(cortex, monkeypatch)
+
+    async def main() -> None:
+        task = asyncio.create_task(cortex.run(kinds=["note"]) if way == "run" else cortex.run_once_async())
+        await asyncio.to_thread(gate.reached.wait, BOUND_S)
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)
+        gate.open.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    until(lambda: cortex.get_job(job_id).claim_token == 1)
+    assert_nothing_is_held(cortex)
+    job = cortex.get_job(job_id)
+    assert (job.status, job.attempts, cortex.llm_gate.available) == (JobStatus.READY, 0, 1)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("hops", range(12))
+def test_a_loop_that_ends_at_any_moment_leaves_no_claim(open_cortex: OpenCortex, plain: bool, hops: int) -> None:
+    """``asyncio.run`` cancels every task that is left, whatever each of them is at."""
+    cortex = open_cortex(HURRIED)
+
+    async def asynchronous(_ctx: JobContext, _payload: Note) -> None:
+        await asyncio.sleep(0)
+
+    cortex.handler("note", payload=Note)((lambda _ctx, _payload: None) if plain else asynchronous)
+    cortex.enqueue_many(NewJob.of("note", Note()) for _ in range(20))
+
+    async def main() -> None:
+        worker = asyncio.create_task(cortex.run())
+        while cortex.jobs.count_by_status()[JobStatus.DONE] == 0:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.001)
+        for _ in range(hops):
+            await asyncio.sleep(0)
+        assert not worker.done()
+
+    asyncio.run(main())
+    assert_nothing_is_held(cortex)
+    assert {job.attempts for job in cortex.jobs.list_jobs(status=JobStatus.READY, kind="note")} <= {0}
+
+
+# Loops that end
+
+
+def test_a_handler_that_stops_its_loop_stops_nobody_else(cortex: Cortex) -> None:
+    """Its own job is done, and so is the next one."""
+
+    async def stop_the_loop(_ctx: JobContext, _payload: Note) -> None:
+        asyncio.get_running_loop().stop()
+
+    cortex.handler("note", payload=Note)(stop_the_loop)
+    cortex.enqueue_many(NewJob.of("note", Note()) for _ in range(3))
+    assert cortex.drain_until_idle() == 3
+    assert cortex.jobs.count_by_status()[JobStatus.DONE] == 3
+
+
+def test_a_kept_result_is_renewed_by_nobody_once_its_loop_has_ended(
+    open_cortex: OpenCortex, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker takes the row after its lease, instead of never."""
+    cortex = open_cortex(HURRIED)
+    ended = threading.Event()
+
+    def refuse(*_arguments: Any, **_options: Any) -> bool:
+        ended.set()
+        raise StorageBusyError("busy")
+
+    cortex.handler("note", payload=Note)(lambda _ctx, _payload: None)
+    job_id = str(cortex.enqueue(NewJob.of("note", Note())))
+    monkeypatch.setattr(cortex.jobs, "mark_done", refuse)
+    cortex.run_sync(ended, kinds=["note"])
+    assert cortex.get_job(job_id).status is JobStatus.RUNNING
+    assert not cortex._heartbeat._watched
+    clock.advance(300_001)
+    assert open_cortex().recover_stale_locks() == 1
+
+
+def test_a_close_beside_a_running_step_is_told(cortex: Cortex) -> None:
+    """Whoever waits in another thread gets one clear error, and the job is given back."""
+    started = threading.Event()
+    errors: list[BaseException] = []
+
+    async def wait(_ctx: JobContext, _payload: Note) -> None:
+        started.set()
+        await asyncio.wait_for(asyncio.Event().wait(), BOUND_S)
+
+    def step() -> None:
+        try:
+            cortex.run_once()
+        except BaseException as error:  # noqa: BLE001 - what it is is asserted
+            errors.append(error)
+
+    cortex.handler("note", payload=Note)(wait)
+    job_id = str(cortex.enqueue(NewJob.of("note", Note())))
+    thread = threading.Thread(target=step)
+    thread.start()
+    assert started.wait(BOUND_S)
+    cortex.close()
+    thread.join(BOUND_S)
+    assert [type(error) for error in errors] == [ConfigurationError]
+    job = cortex.get_job(job_id)
+    assert (job.status, job.attempts) == (JobStatus.READY, 0)
+
+
+@pytest.mark.parametrize("_again", range(20))
+def test_closes_and_steps_at_once_hang_nowhere(cortex: Cortex, _again: int) -> None:
+    """A step that comes a moment before a close, or a moment after, ends."""
+    cortex.handler("note", payload=Note)(lambda _ctx, _payload: None)
+    cortex.enqueue_many(NewJob.of("note", Note()) for _ in range(5))
+
+    def step() -> None:
+        for _ in range(5):
+            try:
+                cortex.run_once()
+            except TinycortexError:
+                continue
+
+    threads = [threading.Thread(target=step) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(5):
+        cortex.close()
+    for thread in threads:
+        thread.join(BOUND_S)
+        assert not thread.is_alive()
+    cortex.drain_until_idle()
+    assert cortex.jobs.count_by_status()[JobStatus.DONE] == 5
+
+
+# Calls that would wait for themselves
+
+
+@pytest.mark.parametrize("call", ["run_once", "drain_until_idle", "ensure_reembed_backfill", "run_sync", "close"])
+def test_an_asynchronous_handler_that_would_wait_for_its_own_loop_is_told(cortex: Cortex, call: str) -> None:
+    """Its attempt fails with a message that says what to do instead; nothing hangs."""
+
+    async def handler(_ctx: JobContext, _payload: Note) -> None:
+        getattr(cortex, call)()
+
+    cortex.handler("note", payload=Note)(handler)
+    job_id = str(cortex.enqueue(NewJob.of("note", Note())))
+    assert cortex.run_once()
+    job = cortex.get_job(job_id)
+    assert (job.status, job.attempts) == (JobStatus.READY, 1)
+    assert "InvalidInputError" in str(job.last_error)
+
+
+def test_plain_handlers_may_run_jobs_of_their_own(cortex: Cortex) -> None:
+    """As deep as they like: each runs in a thread that no other call waits for."""
+
+    def handler(_ctx: JobContext, _payload: Note) -> None:
+        cortex.run_once()
+
+    cortex.handler("note", payload=Note, timeout_s=BOUND_S)(handler)
+    cortex.enqueue_many(NewJob.of("note", Note()) for _ in range(60))
+    assert cortex.run_once()
+    assert cortex.jobs.count_by_status()[JobStatus.DONE] == 60
+
+
+def test_a_step_inside_a_transaction_is_refused(cortex: Cortex) -> None:
+    """It would wait for the write lock that its caller holds; from a plan's own writes as well."""
+    with pytest.raises(InvalidInputError, match="transaction is open"), cortex.transaction():
+        cortex.run_once()
+
+    def writes(_session: Session) -> None:
+        cortex.run_once()
+
+    cortex.handler("note", payload=Note)(lambda _ctx, _payload: Done(writes=writes))
+    job_id = str(cortex.enqueue(NewJob.of("note", Note())))
+    assert cortex.run_once()
+    assert "transaction is open" in str(cortex.get_job(job_id).last_error)
+
+
+# Threads and time
+
+
+def test_a_timeout_does_not_count_the_wait_for_a_thread(open_cortex: OpenCortex) -> None:
+    """However many plain handlers run, each has a thread at once."""
+    many = 60
+    cortex = open_cortex(HURRIED)
+    barrier = threading.Barrier(many)
+    stop = threading.Event()
+
+    def handler(_ctx: JobContext, _payload: Note) -> None:
+        barrier.wait(BOUND_S)  # none returns before all have begun
+
+    cortex.handler("note", payload=Note, timeout_s=BOUND_S / 2)(handler)
+    cortex.enqueue_many(NewJob.of("note", Note()) for _ in range(many))
+    worker = threading.Thread(target=lambda: cortex.run_sync(stop, concurrency=many))
+    worker.start()
+    until(lambda: len(cortex.jobs.list_jobs(kind="note", status=JobStatus.DONE, limit=many)) == many)
+    stop.set()
+    worker.join(BOUND_S)
+
+
+def test_work_goes_on_while_the_main_thread_ends(cortex: Cortex, database_url: str) -> None:
+    """A worker in a thread of its own keeps the process, and no attempt is burnt for the interpreter's sake."""
+    with program(MAIN_ENDS, database_url) as process:
+        assert outcome(process) == (0, "", "")
+    jobs = cortex.jobs.list_jobs(kind="note")
+    assert [(job.status, job.attempts, job.last_error) for job in jobs] == [(JobStatus.DONE, 1, None)] * 2
+
+
+def test_a_process_ends_although_a_handler_does_not(cortex: Cortex, database_url: str) -> None:
+    """A worker in a daemon thread holds up nobody's exit; its row is recovered at once."""
+    with program(ENDS_AT_ONCE, database_url) as process:
+        assert outcome(process)[0] == 0
+    (job,) = cortex.jobs.list_jobs(kind="note")
+    assert job.status is JobStatus.RUNNING
+    assert cortex.recover_stale_locks() >= 1
+    freed = cortex.get_job(job.id)
+    assert (freed.status, freed.attempts) == (JobStatus.READY, 1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_child_has_permits_of_its_own(cortex: Cortex, database_url: str) -> None:
+    """A permit that the parent held at the fork neither blocks the child nor is given back by it."""
+    with program(FORKED_WITH_A_PERMIT, database_url, PYTHONWARNINGS="ignore") as process:
+        assert outcome(process) == (0, "", "")
+    assert cortex.jobs.count_by_status()[JobStatus.DONE] == 1
+
+
+# Errors that cannot be told apart from an end
+
+
+class UnprintableError(Exception):
+    """Its text ends the program."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize("where", ["handler", "writes"])
+@pytest.mark.parametrize("error", [UnprintableError(), KeyboardInterrupt(), SystemExit(3), StopIteration()])
+def test_no_error_of_a_handler_ends_the_worker(cortex: Cortex, where: str, error: BaseException) -> None:
+    """Raised by it or by its writes, it is a failed attempt."""
+
+    def fail(*_arguments: object) -> None:
+        raise error
+
+    cortex.handler("note", payload=Note)(fail if where == "handler" else lambda _ctx, _payload: Done(writes=fail))
+    job_id = str(cortex.enqueue(NewJob.of("note", Note())))
+    assert cortex.run_once()
+    job = cortex.get_job(job_id)
+    assert (job.status, job.attempts) == (JobStatus.READY, 1)
+    assert type(error).__name__ in str(job.last_error)
