@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack, overload
 
 from pydantic import BaseModel
@@ -33,6 +32,7 @@ from tinycortex.services.maintenance import BootstrapReport, Maintenance
 from tinycortex.services.portal import LoopThread
 from tinycortex.services.producer import Producer
 from tinycortex.services.settlement import Settlement
+from tinycortex.telemetry import Observable
 from tinycortex.threads import SerialThread, Threads
 from tinycortex.worker.aio import Worker, check_concurrency
 from tinycortex.worker.drain import Drain
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
 
-class Cortex:
+class Cortex(Observable):
     """A queue, its handlers and its workers, on one database.
 
     Open one per process with :meth:`open` or :meth:`from_env`, and close it, or use it in ``with``.
@@ -66,6 +66,7 @@ class Cortex:
     ) -> None:
         self.settings = settings
         self.clock = clock or SystemClock()
+        super().__init__()
         self.database = Database(settings.database)
         self.registry = HandlerRegistry()
         register_builtin_handlers(self.registry)
@@ -76,6 +77,7 @@ class Cortex:
             find_spec=self.registry.find_spec,
             retry_jitter=settings.queue.retry_jitter,
             on_enqueued=self._wakeup.notify,
+            emitter=self.emitter,
         )
         self.llm_gate = LlmGate(settings.queue.llm_permits)
         self.ingestor = Ingestor(self.database, self.jobs, settings.memory, self.clock)
@@ -86,7 +88,7 @@ class Cortex:
         self._heartbeat = Heartbeat(self.jobs, beat_ms=settings.worker.heartbeat_ms)
         self._producer = Producer(self.jobs, self.registry)
         self._maintenance = Maintenance(self.database, self.jobs, self._producer, self.registry, self.clock)
-        self._scheduler = Scheduler(self._maintenance, settings.scheduler)
+        self._scheduler = Scheduler(self._maintenance, settings.scheduler, self.emitter)
         self._backfill = Backfill(self._producer, self.delegates)
         self._inspection = Inspection(self.database, self.jobs, self.registry, self.clock)
         self._diagnosis = Diagnosis(settings, self.registry, self.clock)
@@ -178,9 +180,7 @@ class Cortex:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     # Produce

@@ -10,19 +10,12 @@ from typing import TypeGuard
 from sqlalchemy import Engine, ExceptionContext, Pool, event
 from sqlalchemy.orm import Session
 
+from tinycortex.commits import AfterCommit
 from tinycortex.config import DatabaseSettings
 from tinycortex.dialects import Presence, Watch, dialect_for
 from tinycortex.domain.findings import Finding
 from tinycortex.domain.redact import mask_url
 from tinycortex.errors import InvalidInputError, StorageBusyError, StorageError
-
-_ON_COMMIT = "tinycortex_on_commit"
-_OWN = "tinycortex_own"
-
-
-def _do_waiting(session: Session) -> None:
-    for do in session.info.get(_ON_COMMIT, ()):
-        do()
 
 
 @dataclass(slots=True)
@@ -79,9 +72,12 @@ class Database:
         _TRANSACTIONS.set((*around, own))
         try:
             with self._session(self.engine) as session:
+                AfterCommit.leave_to_owner(session)
                 yield session
         finally:
             own.open = False
+        if (calls := AfterCommit.find(session)) is not None:
+            calls.make_due_calls()  # only here, where they may write too
 
     def refuse_inside_transaction(self) -> tuple[_Transaction, ...]:
         """Raise :class:`InvalidInputError` where a write of this database would wait for its own caller.
@@ -159,16 +155,13 @@ class Database:
         return self._dialect.watch(self._settings)
 
     def on_commit(self, session: Session, do: Callable[[], object]) -> None:
-        """Have ``do`` called after the session's transaction has committed, once however often it is asked for.
+        """Have ``do`` called once the session's outermost transaction has committed, by whoever owns it.
 
-        In a host's own session it may be called for a released savepoint already.
+        It is called once however often one transaction asks for it, and not at all when that transaction, or
+        the savepoint that the call was asked for in, is rolled back. It is not called either when the
+        session has only joined a transaction of its connection, since that one may yet be rolled back.
         """
-        waiting: dict[Callable[[], object], None] | None = session.info.get(_ON_COMMIT)
-        if waiting is None:
-            waiting = session.info[_ON_COMMIT] = {}
-            if _OWN not in session.info:
-                event.listen(session, "after_commit", _do_waiting)
-        waiting[do] = None
+        AfterCommit.of(session).add(session, do)
 
     def find_room_faults(self) -> Iterable[Finding]:
         """Yield what is wrong with the disk space around the stored data.
@@ -199,10 +192,8 @@ class Database:
     @contextmanager
     def _session(self, engine: Engine) -> Iterator[Session]:
         self._leave_inherited()
-        with Session(engine, expire_on_commit=False, info={_OWN: True}) as session:
-            with session.begin():
-                yield session
-            _do_waiting(session)
+        with Session(engine, expire_on_commit=False) as session, session.begin():
+            yield session
 
     def _translate(self, context: ExceptionContext) -> StorageError | None:
         error = context.original_exception

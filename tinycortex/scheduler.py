@@ -1,5 +1,6 @@
 """The scheduler's tick: recover, flush, heal, purge (spec: Scheduler helpers)."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -9,6 +10,7 @@ from tinycortex.domain.jobs import JobStatus
 from tinycortex.errors import StorageError
 from tinycortex.repositories.jobs import Requeued
 from tinycortex.services.maintenance import Maintenance
+from tinycortex.telemetry import Emitter, TickDone
 
 T = TypeVar("T")
 
@@ -33,9 +35,10 @@ class TickReport:
 class Scheduler:
     """Does the periodic work of the queue. Any number of processes may tick at any time."""
 
-    def __init__(self, maintenance: Maintenance, settings: SchedulerSettings) -> None:
+    def __init__(self, maintenance: Maintenance, settings: SchedulerSettings, emitter: Emitter) -> None:
         self._maintenance = maintenance
         self._settings = settings
+        self._emitter = emitter
 
     def tick(self) -> TickReport:
         """Recover leases, enqueue the block's flush, heal transient failures, purge what is old.
@@ -45,6 +48,7 @@ class Scheduler:
         Raises:
             StorageError: the first fault, after every step was tried.
         """
+        began_at = time.perf_counter()
         faults: list[StorageError] = []
         report = TickReport(
             recovered=_attempt(self._maintenance.recover_stale_locks, 0, faults),
@@ -54,6 +58,15 @@ class Scheduler:
         )
         if faults:
             raise faults[0]
+        self._emitter.emit(
+            TickDone(
+                recovered=report.recovered,
+                flush_job_id=report.flush_job_id,
+                healed=report.healed.revived,
+                purged=report.purged,
+                tick_ms=(time.perf_counter() - began_at) * 1000,
+            )
+        )
         return report
 
     def _enqueue_flush(self) -> str | None:

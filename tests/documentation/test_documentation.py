@@ -1,6 +1,7 @@
 """The documentation tells the truth: examples run, references resolve, every setting is listed."""
 
 import ast
+import dataclasses
 import importlib
 import re
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from tinycortex import Finding, FindingCode, Settings
+from tinycortex import Finding, FindingCode, Settings, telemetry
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -52,7 +53,7 @@ def named_in(path: Path) -> set[str]:
     ("page", "block"),
     [
         pytest.param(page, block, id=f"{page.stem}-{number}")
-        for page in (ROOT / "README.md", ROOT / "docs" / "custom-handlers.md")
+        for page in (ROOT / "README.md", ROOT / "docs" / "custom-handlers.md", ROOT / "docs" / "telemetry.md")
         for number, block in enumerate(python_blocks(page))
     ],
 )
@@ -119,3 +120,14 @@ def test_every_finding_stands_in_the_operations_page() -> None:
     (section,) = re.findall(r"^## What `tinycortex doctor` finds.*?(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
     listed = re.findall(r"^\| `(\w+)` \| (\w+) \| [^|]+ \| [^|]+ \|$", section, re.MULTILINE)
     assert listed == [(code.value, Finding.of(code, "").severity.value) for code in FindingCode]
+
+
+def test_every_event_stands_in_the_telemetry_page() -> None:
+    """docs/telemetry.md lists the events that are told, each with its fields, in their order."""
+    page = (ROOT / "docs" / "telemetry.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", page, re.MULTILINE)
+    classes = [found for found in vars(telemetry.events).values() if isinstance(found, type)]
+    told = [found for found in classes if issubclass(found, telemetry.Event) and not found.__subclasses__()]
+    assert listed == [
+        (event.__name__, ", ".join(f"`{field.name}`" for field in dataclasses.fields(event))) for event in told
+    ]

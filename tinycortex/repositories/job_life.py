@@ -1,7 +1,9 @@
 """A job's life in rows: enqueue, claim, renew, settle, cancel; each one statement or one transaction."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import uuid_utils
@@ -17,7 +19,9 @@ from tinycortex.domain.payloads import parse_payload
 from tinycortex.domain.text import error_text
 from tinycortex.errors import InvalidInputError, JobFailure, PayloadError
 from tinycortex.repositories import job_sql
+from tinycortex.repositories.job_events import event_of_end
 from tinycortex.repositories.job_reader import JobReader, count_changed, execute, job_of
+from tinycortex.telemetry import Emitter, Event, JobCancelled, JobClaimed, JobsEnqueued
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +41,7 @@ class JobLife(JobReader):
         find_spec: what is special about a kind; the built-in kinds when left out.
         retry_jitter: share of a retry delay that is added on top of it at random.
         on_enqueued: called after the commit of new rows, in the thread that committed them.
+        emitter: told of what has been committed; one that nobody hears when left out.
     """
 
     def __init__(
@@ -47,12 +52,17 @@ class JobLife(JobReader):
         find_spec: Callable[[str], KindSpec | None] = BUILTIN_KINDS.get,
         retry_jitter: float = policy.RETRY_JITTER,
         on_enqueued: Callable[[], object] | None = None,
+        emitter: Emitter | None = None,
     ) -> None:
         super().__init__(database)
         self._clock = clock or SystemClock()
         self._find_spec = find_spec
         self._retry_jitter = retry_jitter
         self._on_enqueued = on_enqueued
+        self.emitter = emitter or Emitter()
+
+    def _tell(self, tx: Session, event: Event) -> None:
+        self._database.on_commit(tx, partial(self.emitter.emit, event))
 
     # Enqueue
 
@@ -112,7 +122,15 @@ class JobLife(JobReader):
                     taken[index] = ids[index] if ids[index] in inserted else None
             if self._on_enqueued is not None:
                 self._database.on_commit(tx, self._on_enqueued)
+            if self.emitter.is_heard:
+                new = [(job_id, job.kind) for job_id, job in zip(taken, wanted, strict=True) if job_id is not None]
+                self._tell_new(tx, new)
         return taken
+
+    def _tell_new(self, tx: Session, new: list[tuple[str, str]]) -> None:
+        if new:
+            ids, kinds = zip(*new, strict=True)
+            self._tell(tx, JobsEnqueued(ids=ids, kinds=kinds))
 
     def _row(self, job: NewJob, job_id: str, now_ms: int) -> dict[str, Any]:
         spec = self._find_spec(job.kind)
@@ -184,9 +202,18 @@ class JobLife(JobReader):
         if not wanted:
             return None
         values = {"now_ms": self._clock.now_ms(), "lease_ms": lease_ms, "worker_id": worker_id}
+        began_at = time.perf_counter()
         with self._database.within(session) as tx:
             row = tx.execute(job_sql.claim(wanted), values).first()
-            return None if row is None else job_of(row)
+            job = None if row is None else job_of(row)
+            if job is not None and self.emitter.is_heard:
+                self._database.on_commit(tx, partial(self._tell_claimed, job, began_at))
+            return job
+
+    def _tell_claimed(self, job: Job, began_at: float) -> None:
+        due_for_ms = 0 if job.started_at_ms is None else job.started_at_ms - job.available_at_ms
+        claim_ms = (time.perf_counter() - began_at) * 1000
+        self.emitter.emit(JobClaimed(job=job, waited_ms=due_for_ms, claim_ms=claim_ms))
 
     def renew(
         self, job: Job, lease_ms: int = policy.DEFAULT_LOCK_DURATION_MS, *, session: Session | None = None
@@ -262,8 +289,11 @@ class JobLife(JobReader):
             row = execute(tx, statement, values).first()
             held = row is not None
             if row is None:
-                row = execute(tx, job_sql.MARK_CANCELLED, values).first()
+                statement = job_sql.MARK_CANCELLED
+                row = execute(tx, statement, values).first()
             if row is not None:
+                if self.emitter.is_heard:
+                    self._tell(tx, event_of_end(statement, job, values))
                 self._pass_on_request(tx, row)
             return held
 
@@ -294,7 +324,8 @@ class JobLife(JobReader):
         }
         execute(tx, job_sql.FORGET_REQUEST, {"id": row.id})
         # In a settlement the key has just been freed, so nothing can suppress it; else a twin serves it.
-        self._insert(tx, [rerun])
+        if self._insert(tx, [rerun]) and self.emitter.is_heard:
+            self._tell_new(tx, [(rerun["id"], row.kind)])
 
     def _is_higher(self, kind: str, payload_json: str) -> bool:
         try:
@@ -322,6 +353,8 @@ class JobLife(JobReader):
         values = {"id": job_id, "now_ms": self._clock.now_ms()}
         with self._database.within(session) as tx:
             if count_changed(tx, job_sql.CANCEL_READY, values) == 1:
+                if self.emitter.is_heard:
+                    self._tell(tx, JobCancelled(job=self.get_job(job_id, session=tx)))
                 return JobStatus.CANCELLED
             if count_changed(tx, job_sql.REQUEST_CANCEL, values) == 1:
                 return JobStatus.RUNNING

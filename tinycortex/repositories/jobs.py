@@ -1,10 +1,10 @@
 """JobRepository: every operation on the queue's rows, each one statement or one transaction."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import CursorResult
+from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from tinycortex.domain import policy
@@ -14,6 +14,7 @@ from tinycortex.errors import InvalidInputError
 from tinycortex.repositories import upkeep_sql
 from tinycortex.repositories.job_life import JobLife
 from tinycortex.repositories.job_reader import count_changed, execute
+from tinycortex.telemetry import LeasesRecovered
 
 _PURGE_BATCH = 500
 """Rows deleted in one transaction: some ten milliseconds of the write lock."""
@@ -48,8 +49,8 @@ class JobRepository(JobLife):
         """Give back every row that ``worker_id`` holds, attempts too; rows of others are not touched."""
         values = {"worker_id": worker_id, "now_ms": self._clock.now_ms()}
         with self._database.within(session) as tx:
-            cancelled = self._freed(tx, execute(tx, upkeep_sql.CANCEL_OWN, values))
-            return cancelled + self._freed(tx, execute(tx, upkeep_sql.RELEASE_OWN, values))
+            cancelled = self._freed(tx, execute(tx, upkeep_sql.CANCEL_OWN, values).all())
+            return cancelled + self._freed(tx, execute(tx, upkeep_sql.RELEASE_OWN, values).all())
 
     def recover_stale_locks(self, *, session: Session | None = None) -> int:
         """Free every running row whose lease is over; a row with no attempt left fails (contract §4.8).
@@ -57,14 +58,15 @@ class JobRepository(JobLife):
         Returns:
             How many rows were freed or failed.
         """
+        values = {"now_ms": self._clock.now_ms()}
         with self._database.within(session) as tx:
-            return self._freed(tx, execute(tx, upkeep_sql.RECOVER_EXPIRED, {"now_ms": self._clock.now_ms()}))
+            return self._recovered(tx, execute(tx, upkeep_sql.RECOVER_EXPIRED, values).all())
 
     def recover_owned(self, worker_ids: Iterable[str], *, session: Session | None = None) -> int:
         """Free every row held by workers that are known to be dead, as if their leases were over."""
         values = {"worker_ids": list(worker_ids), "now_ms": self._clock.now_ms()}
         with self._database.within(session) as tx:
-            return self._freed(tx, execute(tx, upkeep_sql.RECOVER_OWNED, values))
+            return self._recovered(tx, execute(tx, upkeep_sql.RECOVER_OWNED, values).all())
 
     def pass_on_left_requests(self, *, session: Session | None = None) -> int:
         """Enqueue the requests that rows kept while they ran, where another program settled them; return how many."""
@@ -72,10 +74,16 @@ class JobRepository(JobLife):
             if session is None and execute(tx, upkeep_sql.LEFT_REQUESTS, {}).first() is None:
                 return 0  # as nearly always: no write lock is taken for it
         with self._database.within(session) as tx:
-            return self._freed(tx, execute(tx, upkeep_sql.LEFT_REQUESTS, {}))
+            return self._freed(tx, execute(tx, upkeep_sql.LEFT_REQUESTS, {}).all())
 
-    def _freed(self, tx: Session, result: CursorResult[Any]) -> int:
-        rows = result.all()
+    def _recovered(self, tx: Session, rows: Sequence[Row[Any]]) -> int:
+        if rows and self.emitter.is_heard:
+            statuses = [row.status for row in rows]
+            failed, cancelled = statuses.count(JobStatus.FAILED), statuses.count(JobStatus.CANCELLED)
+            self._tell(tx, LeasesRecovered(count=len(rows), failed=failed, cancelled=cancelled))
+        return self._freed(tx, rows)
+
+    def _freed(self, tx: Session, rows: Sequence[Row[Any]]) -> int:
         for row in rows:
             self._pass_on_request(tx, row)
         return len(rows)

@@ -85,7 +85,7 @@ class _Run:
         self._stop = stop
         self._concurrency = concurrency
         self._kinds = kinds
-        self._faults = Faults(worker.settings)
+        self._faults = Faults(worker.settings, worker.step.emitter)
         self._idle_s = worker.settings.idle_ms / 1000
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()

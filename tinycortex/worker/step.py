@@ -24,6 +24,7 @@ from tinycortex.services.dispatcher import Dispatcher
 from tinycortex.services.gate import LlmGate, Permit
 from tinycortex.services.portal import LoopThread
 from tinycortex.services.settlement import Settlement
+from tinycortex.telemetry.emitter import Emitter, handler_took
 from tinycortex.threads import SerialThread
 from tinycortex.worker.backoff import pause_ms
 from tinycortex.worker.heartbeat import Heartbeat
@@ -42,12 +43,14 @@ class Claim:
 
     Attributes:
         begun: whether somebody has taken it on, and will end it.
+        handler_ms: how long its handler ran, of the monotonic clock; None before its end.
     """
 
     job: Job
     permit: Permit | None
     signals: RunSignals = field(default_factory=RunSignals)
     begun: bool = False
+    handler_ms: float | None = None
 
     def release_permit(self) -> None:
         """Give the permit back, if there is one."""
@@ -102,6 +105,11 @@ class WorkerStep:
         self._worker = worker
         self._clock = clock
         self._kept: deque[_Kept] = deque()
+
+    @property
+    def emitter(self) -> Emitter:
+        """Return what tells the events of the queue."""
+        return self._jobs.emitter
 
     @property
     def worker_id(self) -> str:
@@ -197,21 +205,28 @@ class WorkerStep:
                 handler runs in a thread, which nothing can stop: then it is settled when the thread ends.
         """
         claim.begun = True
+        with self.emitter.tracer.handling(claim.job):
+            await self._perform(claim)
+
+    async def _perform(self, claim: Claim) -> None:
+        began_at = time.perf_counter()
         try:
             result: Result = await self._dispatcher.dispatch(claim.job, claim.signals)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                if not claim.signals.after_thread(lambda returned: self._settle_later(claim, returned)):
+                if not claim.signals.after_thread(lambda returned: self._settle_later(claim, returned, began_at)):
                     self.give_back_later(claim)
                 raise
             result = error  # the handler's own, or of a job that was asked to stop
         except BaseException as error:  # noqa: BLE001 - SystemExit from a handler must not end the worker
             result = error
+        claim.handler_ms = _since(began_at)
         claim.release_permit()
         await self._storage.call(self.settle, claim, result)
 
-    def _settle_later(self, claim: Claim, returned: object) -> None:
+    def _settle_later(self, claim: Claim, returned: object, began_at: float) -> None:
+        claim.handler_ms = _since(began_at)
         result = self._dispatcher.conclude(claim.job, claim.signals, returned)
         if result is None:
             self.give_back_later(claim)
@@ -296,12 +311,17 @@ class WorkerStep:
             if result is None:
                 self._jobs.release(claim.job)
             else:
-                self._settlement.settle(claim.job, result)
+                with handler_took(claim.handler_ms):
+                    self._settlement.settle(claim.job, result)
         except StorageError as error:
             self._heartbeat.watch(claim.job, claim.signals)
             wait_s = pause_ms(error, self._worker) / 1000 if again and not isinstance(error, StorageBusyError) else 0.0
             self._kept.append(_Kept(claim, result, time.monotonic() + wait_s))
             raise
+
+
+def _since(began_at: float) -> float:
+    return (time.perf_counter() - began_at) * 1000
 
 
 def _quietly(end: Callable[..., None], *arguments: object) -> None:

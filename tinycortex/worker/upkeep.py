@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tinycortex.config import WorkerSettings
 from tinycortex.domain.redact import scrub_for_log
 from tinycortex.errors import StorageCorruptError, StorageError
+from tinycortex.telemetry import Emitter, WorkerPaused
 from tinycortex.threads import SerialThread
 from tinycortex.worker.backoff import pause_ms
 
@@ -21,8 +22,9 @@ _TELL_EVERY_S = 60.0
 class Faults:
     """The storage faults that one run of a worker waits out (contract §3)."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, emitter: Emitter) -> None:
         self._settings = settings
+        self._emitter = emitter
         self._tell_again_at: dict[type[StorageError], float] = {}
 
     def pause_after(self, error: StorageError) -> float:
@@ -34,6 +36,7 @@ class Faults:
         if now >= self._tell_again_at.get(type(error), now):
             self._tell_again_at[type(error)] = now + _TELL_EVERY_S
             logger.warning("%s; trying again every %d ms", scrub_for_log(str(error)), pause)
+        self._emitter.emit(WorkerPaused(error=type(error).__name__, pause_ms=pause))
         return pause / 1000
 
 
