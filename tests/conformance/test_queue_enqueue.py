@@ -61,6 +61,7 @@ def test_a_new_row_is_ready_and_due_at_once(cortex: Cortex, clock: ManualClock) 
         rerun_payload_json=None,
         cancel_requested_at_ms=None,
         claimed_at_ms=None,
+        trace_context=None,
     )
 
 

@@ -55,7 +55,7 @@ class Job:
 
     ``payload_json`` stays raw text, parsed by the dispatcher. Instants are ms since the epoch, UTC.
     ``claim_token`` grows with every claim of the row and is never reused, so a settlement that quotes it
-    takes effect only while that claim holds.
+    takes effect only while that claim holds. ``trace_context`` is a JSON object of W3C trace headers.
     """
 
     id: str
@@ -80,6 +80,7 @@ class Job:
     rerun_payload_json: str | None
     cancel_requested_at_ms: int | None
     claimed_at_ms: int | None
+    trace_context: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

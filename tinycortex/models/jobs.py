@@ -38,6 +38,7 @@ class JobRow(Base):
     rerun_payload_json: Mapped[str | None] = mapped_column(Text)
     cancel_requested_at_ms: Mapped[int | None] = mapped_column(WholeNumber)
     claimed_at_ms: Mapped[int | None] = mapped_column(WholeNumber)
+    trace_context: Mapped[str | None] = mapped_column(Text)
 
     __table_args__ = (
         Index("idx_mem_tree_jobs_ready", "status", "available_at_ms"),

@@ -109,15 +109,18 @@ class JobLife(JobReader):
         taken: list[str | None] = [None] * len(wanted)
         order = sorted(range(len(wanted)), key=lambda index: wanted[index].dedupe_key or "")
         plain = [index for index in order if self._on_duplicate(wanted[index]) is OnDuplicate.IGNORE]
-        with self._database.within(session) as tx:
+        kinds = [job.kind for job in wanted]
+        with self.emitter.tracer.sending(kinds) as trace_context, self._database.within(session) as tx:
             for start in range(0, len(plain), _ROWS_PER_INSERT):
                 batch = plain[start : start + _ROWS_PER_INSERT]
-                inserted = self._insert(tx, [self._row(wanted[index], ids[index], now_ms) for index in batch])
+                inserted = self._insert(
+                    tx, [self._row(wanted[index], ids[index], now_ms, trace_context) for index in batch]
+                )
                 for index in batch:
                     taken[index] = ids[index] if ids[index] in inserted else None
             for index in order:
                 if self._on_duplicate(wanted[index]) is not OnDuplicate.IGNORE:
-                    row = self._row(wanted[index], ids[index], now_ms)
+                    row = self._row(wanted[index], ids[index], now_ms, trace_context)
                     inserted = self._insert_replacing(tx, wanted[index], row)
                     taken[index] = ids[index] if ids[index] in inserted else None
             if self._on_enqueued is not None:
@@ -132,7 +135,7 @@ class JobLife(JobReader):
             ids, kinds = zip(*new, strict=True)
             self._tell(tx, JobsEnqueued(ids=ids, kinds=kinds))
 
-    def _row(self, job: NewJob, job_id: str, now_ms: int) -> dict[str, Any]:
+    def _row(self, job: NewJob, job_id: str, now_ms: int, trace_context: str | None) -> dict[str, Any]:
         spec = self._find_spec(job.kind)
         default_attempts = policy.DEFAULT_MAX_ATTEMPTS if spec is None else spec.max_attempts
         return {
@@ -143,6 +146,7 @@ class JobLife(JobReader):
             "max_attempts": default_attempts if job.max_attempts is None else job.max_attempts,
             "available_at_ms": now_ms if job.available_at_ms is None else job.available_at_ms,
             "created_at_ms": now_ms,
+            "trace_context": trace_context,
         }
 
     def _on_duplicate(self, job: NewJob) -> OnDuplicate:
@@ -324,7 +328,9 @@ class JobLife(JobReader):
         }
         execute(tx, job_sql.FORGET_REQUEST, {"id": row.id})
         # In a settlement the key has just been freed, so nothing can suppress it; else a twin serves it.
-        if self._insert(tx, [rerun]) and self.emitter.is_heard:
+        with self.emitter.tracer.sending([row.kind]) as trace_context:
+            inserted = self._insert(tx, [rerun | {"trace_context": trace_context}])
+        if inserted and self.emitter.is_heard:
             self._tell_new(tx, [(rerun["id"], row.kind)])
 
     def _is_higher(self, kind: str, payload_json: str) -> bool:

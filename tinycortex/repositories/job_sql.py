@@ -10,9 +10,18 @@ from tinycortex.models import ACTIVE_KEY_PREDICATE, JobRow
 
 COLUMNS = ", ".join(column.name for column in JobRow.__table__.columns)
 
-_INSERT = "INSERT INTO mem_tree_jobs (id, kind, payload_json, dedupe_key, max_attempts, available_at_ms, created_at_ms)"
+INSERT_FIELDS = (
+    "id",
+    "kind",
+    "payload_json",
+    "dedupe_key",
+    "max_attempts",
+    "available_at_ms",
+    "created_at_ms",
+    "trace_context",
+)
 
-INSERT_FIELDS = ("id", "kind", "payload_json", "dedupe_key", "max_attempts", "available_at_ms", "created_at_ms")
+_INSERT = f"INSERT INTO mem_tree_jobs ({', '.join(INSERT_FIELDS)})"
 
 # The conflict clause names the partial index: only an active twin suppresses an insert. A plain
 # INSERT OR IGNORE would also swallow NOT NULL and CHECK violations, and lose the job in silence.
@@ -33,10 +42,12 @@ def enqueue_ignoring(rows: int) -> TextClause:
 # takes the request, or it has settled and the insert finds no twin. Returns the id of the row that took it.
 ENQUEUE_REPLACING = text(
     f"""
-    {_INSERT} VALUES (:id, :kind, :payload_json, :dedupe_key, :max_attempts, :available_at_ms, :created_at_ms)
+    {_INSERT} VALUES ({", ".join(f":{field}" for field in INSERT_FIELDS)})
     {_CONFLICT} DO UPDATE SET
       payload_json = CASE WHEN mem_tree_jobs.status = 'ready'
                      THEN excluded.payload_json ELSE mem_tree_jobs.payload_json END,
+      trace_context = CASE WHEN mem_tree_jobs.status = 'ready'
+                      THEN excluded.trace_context ELSE mem_tree_jobs.trace_context END,
       rerun_payload_json = CASE WHEN mem_tree_jobs.status = 'running'
                            THEN excluded.payload_json ELSE mem_tree_jobs.rerun_payload_json END
     WHERE mem_tree_jobs.kind = excluded.kind AND (

@@ -108,6 +108,7 @@ class JobRowFactory(factory.Factory[JobRow]):
     rerun_payload_json = None
     cancel_requested_at_ms = None
     claimed_at_ms = None
+    trace_context = None
 
 
 class ChunkRowFactory(factory.Factory[ChunkRow]):
