@@ -1,0 +1,171 @@
+"""How soon an idle worker starts a job, and what it costs while it has none. Settings are the defaults.
+
+    python benchmarks/latency.py --rounds 100
+    python benchmarks/latency.py --json
+
+Every time is taken from just before the call of ``enqueue``, so the commit is part of it.
+"""
+
+import argparse
+import json
+import multiprocessing
+import queue
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import quantiles
+
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+
+from tinycortex import Cortex, JobContext, NewJob, schema
+
+DELAY_MS = 300
+IDLE_S = 10.0
+BETWEEN_S = 0.05
+"""Pause between two jobs, so that the worker is idle again; not a multiple of any of its own pauses."""
+BOUND_S = 60.0
+NS_PER_MS = 1_000_000
+KINDS = ("plain", "async")
+
+
+class Stamp(BaseModel):
+    """When the job should start at the earliest, by the system-wide monotonic clock (ns)."""
+
+    due_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of the result; ``p95`` is None for a share."""
+
+    what: str
+    unit: str
+    p50: float
+    p95: float | None
+    target: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the worse of the two figures is below the target."""
+        return (self.p50 if self.p95 is None else self.p95) < self.target
+
+
+@contextmanager
+def worker(url: str) -> Iterator[tuple[Cortex, "queue.SimpleQueue[float]"]]:
+    """Run a worker in this process during the block; yield its queue, and how late each job started (ms)."""
+    late: queue.SimpleQueue[float] = queue.SimpleQueue()
+    stop = threading.Event()
+    with Cortex.open(url) as cortex:
+
+        @cortex.handler("plain", payload=Stamp)
+        def _plain(_ctx: JobContext, payload: Stamp) -> None:
+            late.put((time.monotonic_ns() - payload.due_ns) / NS_PER_MS)
+
+        @cortex.handler("async", payload=Stamp)
+        async def _async(_ctx: JobContext, payload: Stamp) -> None:
+            late.put((time.monotonic_ns() - payload.due_ns) / NS_PER_MS)
+
+        serving = threading.Thread(target=cortex.run_sync, args=(stop,))
+        serving.start()
+        try:
+            time.sleep(1)  # the chores of its start are over
+            yield cortex, late
+        finally:
+            stop.set()
+            serving.join()
+
+
+def enqueue_now(cortex: Cortex, kind: str) -> None:
+    """Enqueue a job that is due at once."""
+    cortex.enqueue(NewJob.of(kind, Stamp(due_ns=time.monotonic_ns())))
+
+
+def enqueue_delayed(cortex: Cortex, kind: str) -> None:
+    """Enqueue a job that comes due after ``DELAY_MS``."""
+    stamp = Stamp(due_ns=time.monotonic_ns() + DELAY_MS * NS_PER_MS)
+    job = NewJob(kind=kind, payload_json=stamp.model_dump_json(), available_at_ms=cortex.clock.now_ms() + DELAY_MS)
+    cortex.enqueue(job)
+
+
+def produce(url: str, asked: "multiprocessing.SimpleQueue[str | None]") -> None:
+    """Enqueue a job of each kind that is asked for; another process's part."""
+    with Cortex.open(url) as cortex:
+        while (kind := asked.get()) is not None:
+            enqueue_now(cortex, kind)
+
+
+@contextmanager
+def producer(url: str) -> Iterator[Callable[[str], None]]:
+    """Run a producer in another process during the block; yield what tells it to enqueue."""
+    spawn = multiprocessing.get_context("spawn")
+    asked: multiprocessing.SimpleQueue[str | None] = spawn.SimpleQueue()
+    process = spawn.Process(target=produce, args=(url, asked))
+    process.start()
+    try:
+        yield asked.put
+    finally:
+        asked.put(None)
+        process.join()
+
+
+def sample(rounds: int, late: "queue.SimpleQueue[float]", enqueue: Callable[[], None]) -> tuple[float, float]:
+    """Return the 50th and the 95th percentile of how late a job starts on an idle worker (ms)."""
+    found: list[float] = []
+    for number in range(rounds + 1):
+        enqueue()
+        took = late.get(timeout=BOUND_S)
+        if number > 0:  # the first one opens connections and starts threads
+            found.append(took)
+        time.sleep(BETWEEN_S + number % 7 / 1000)
+    cuts = quantiles(found, n=20, method="inclusive")
+    return cuts[9], cuts[18]
+
+
+def measure(url: str, rounds: int) -> Iterator[Figure]:
+    """Yield every figure as soon as it is known."""
+    with worker(url) as (cortex, late):
+        before = time.process_time()
+        time.sleep(IDLE_S)
+        share = (time.process_time() - before) / IDLE_S * 100
+        yield Figure("idle worker, of a core", "%", share, None, 1)
+        for kind in KINDS:
+            yield Figure(f"same process, {kind}", "ms", *sample(rounds, late, lambda: enqueue_now(cortex, kind)), 5)  # noqa: B023
+        with producer(url) as ask:
+            for kind in KINDS:
+                yield Figure(f"other process, {kind}", "ms", *sample(rounds, late, lambda: ask(kind)), 60)  # noqa: B023
+        for kind in KINDS:
+            late_by = sample(rounds, late, lambda: enqueue_delayed(cortex, kind))  # noqa: B023
+            yield Figure(f"due in {DELAY_MS} ms, {kind}: late by", "ms", *late_by, 50)
+
+
+def main() -> None:
+    """Measure, and print a table or JSON; the exit code is 1 when a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=50, help="jobs per figure")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"sqlite:///{Path(folder) / 'chunks.db'}"
+        schema.upgrade(url)
+        figures = list(measure(url, options.rounds))
+    console = Console()
+    if options.json:
+        console.print_json(json.dumps([{**asdict(figure), "holds": figure.holds} for figure in figures]))
+    else:
+        table = Table("what", "unit", "p50", "p95", "target", "")
+        for figure in figures:
+            p95 = "" if figure.p95 is None else f"{figure.p95:.2f}"
+            verdict = "ok" if figure.holds else "MISSED"
+            table.add_row(figure.what, figure.unit, f"{figure.p50:.2f}", p95, f"< {figure.target:g}", verdict)
+        console.print(table)
+    raise SystemExit(not all(figure.holds for figure in figures))
+
+
+if __name__ == "__main__":
+    main()
