@@ -90,7 +90,7 @@ class Cortex(Observable):
         self._maintenance = Maintenance(self.database, self.jobs, self._producer, self.registry, self.clock)
         self._scheduler = Scheduler(self._maintenance, settings.scheduler, self.emitter)
         self._backfill = Backfill(self._producer, self.delegates)
-        self._inspection = Inspection(self.database, self.jobs, self.registry, self.clock)
+        self._inspection = Inspection(self.database, self.jobs, self.registry, self.llm_gate, self.clock)
         self._diagnosis = Diagnosis(settings, self.registry, self.clock)
         self._step = WorkerStep(
             database=self.database,

@@ -114,19 +114,29 @@ class JobFailure(TinycortexError):  # noqa: N818 - the specification's name
         code: machine-readable reason, stored in ``failure_reason``.
         failure_class: ``unrecoverable`` ends the job at its first attempt; ``transient`` keeps the retries.
         message: what happened, for people; the code when left out.
+        retry_after_s: how long the provider asks to be left alone (s): the job is not tried again before, and no
+            other LLM-bound job of this process begins until then.
     """
 
-    def __init__(self, code: str, failure_class: FailureClass, message: str | None = None) -> None:
+    def __init__(
+        self,
+        code: str,
+        failure_class: FailureClass,
+        message: str | None = None,
+        *,
+        retry_after_s: float | None = None,
+    ) -> None:
         if not isinstance(code, str) or not code.strip():
             raise InvalidInputError(f"a failure's code must be a word, not {code!r}")
         super().__init__(message if message is not None else code)
         self.code = code
         self.failure_class = FailureClass(failure_class)
+        self.retry_after_s = None if retry_after_s is None else _check_wait(retry_after_s)
 
     @classmethod
-    def transient(cls, code: str, message: str | None = None) -> Self:
-        """Build a failure that a later attempt may overcome."""
-        return cls(code, FailureClass.TRANSIENT, message)
+    def transient(cls, code: str, message: str | None = None, *, retry_after_s: float | None = None) -> Self:
+        """Build a failure that a later attempt may overcome, at once or after ``retry_after_s`` seconds."""
+        return cls(code, FailureClass.TRANSIENT, message, retry_after_s=retry_after_s)
 
     @classmethod
     def unrecoverable(cls, code: str, message: str | None = None) -> Self:
@@ -143,6 +153,21 @@ class JobFailure(TinycortexError):  # noqa: N818 - the specification's name
         """Tell whether retrying cannot help."""
         return self.failure_class is FailureClass.UNRECOVERABLE
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str, FailureClass, str]]:
+    def __reduce__(self) -> tuple[object, tuple[type[Self], str, FailureClass, str, float | None]]:
         # Exception's default would call the class with the message alone, which breaks pickling and copying.
-        return type(self), (self.code, self.failure_class, str(self))
+        return _rebuild, (type(self), self.code, self.failure_class, str(self), self.retry_after_s)
+
+
+_LONGEST_WAIT_S = 7 * 24 * 3_600
+
+
+def _check_wait(seconds: float) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST_WAIT_S:
+        raise InvalidInputError(f"retry_after_s is a number of seconds from 0 to a week, not {seconds!r}")
+    return float(seconds)
+
+
+def _rebuild(
+    kind: type[JobFailure], code: str, failure_class: FailureClass, message: str, retry_after_s: float | None
+) -> JobFailure:
+    return kind(code, failure_class, message, retry_after_s=retry_after_s)

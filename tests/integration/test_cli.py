@@ -64,6 +64,7 @@ def test_the_documents_have_stable_keys(run: Run, notes: Path) -> None:
         "failed_by_class",
         "unhandled",
         "oldest_ready_age_ms",
+        "llm_closed_for_ms",
         "leases_held",
         "leases_expired",
         "backfill_in_progress",

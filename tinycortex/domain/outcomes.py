@@ -53,11 +53,13 @@ class Defer(JobPlan):
         until_ms: earliest instant of the next claim (ms, UTC), put no earlier than 50 ms from now.
         reason: kept in ``last_error``.
         progress: this run got something done, so the seven days that a job may spend deferring begin anew.
+        cooldown: a provider asked to be left alone: no other LLM-bound job of this process begins before ``until_ms``.
     """
 
     until_ms: int
     reason: str
     progress: bool = False
+    cooldown: bool = False
 
     def __post_init__(self) -> None:
         # Named, not super(): a slotted dataclass is a second class, which the bare form would not find.

@@ -266,7 +266,10 @@ class JobLife(JobReader):
                 failure_reason=None if failure is None else error_text(failure.code),
                 failure_class=None if failure is None else failure.failure_class.value,
             )
-        retry_at_ms = self._clock.now_ms() + policy.retry_delay_ms(job.attempts, self._retry_jitter)
+        delay_ms = policy.retry_delay_ms(job.attempts, self._retry_jitter)
+        if failure is not None and failure.retry_after_s is not None:
+            delay_ms = max(delay_ms, int(failure.retry_after_s * 1000))
+        retry_at_ms = self._clock.now_ms() + delay_ms
         return self._settle(job_sql.MARK_RETRY, job, session, last_error=last_error, available_at_ms=retry_at_ms)
 
     def mark_deferred(

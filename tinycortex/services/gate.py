@@ -1,8 +1,10 @@
 """The LLM gate: a fair counting semaphore that threads and coroutines share (spec: LLM concurrency)."""
 
 import asyncio
+import math
 import os
 import threading
+import time
 from collections import deque
 from concurrent.futures import Future
 from types import TracebackType
@@ -61,38 +63,57 @@ class LlmGate:
     def _start_afresh(self) -> None:
         self._process = os.getpid()
         self._free = self.permits
+        self._closed_until = 0.0  # monotonic seconds: a wall clock that is set neither opens nor shuts the gate
         self._waiters: deque[Future[None]] = deque()
         # Reentrant: a dropped permit may be collected, and so given back, while this thread holds the lock.
         self._lock = threading.RLock()
 
     @property
     def available(self) -> int:
-        """Return how many permits are free now."""
+        """Return how many permits are free now; none while the gate is closed."""
         self._leave_parent()
-        return self._free
+        return 0 if self.closed_for_s > 0 else self._free
+
+    @property
+    def closed_for_s(self) -> float:
+        """Return how long the gate stays closed (s); 0 when it is open."""
+        self._leave_parent()
+        return max(self._closed_until - time.monotonic(), 0.0)
+
+    def close_for(self, seconds: float) -> None:
+        """Hand out no permit for so long, as a provider asks that limits its callers; permits that are out stay so.
+
+        A gate that is closed for longer already stays closed for that long.
+        """
+        self._leave_parent()
+        with self._lock:
+            self._closed_until = max(self._closed_until, time.monotonic() + seconds)
 
     def _leave_parent(self) -> None:
         if self._process != os.getpid():
             self._start_afresh()  # its permits, its waiters, and perhaps a held lock stay with the parent
 
     def try_acquire(self) -> Permit | None:
-        """Take a permit, or return None at once when none is free."""
+        """Take a permit, or return None at once when none is free, or the gate is closed."""
         self._leave_parent()
         with self._lock:
-            if self._free == 0:
+            if self.available == 0:
                 return None
             self._free -= 1
         return Permit(self)
 
     def acquire(self, timeout_s: float | None = None) -> Permit:
-        """Take a permit, blocking this thread until one is free.
+        """Take a permit, blocking this thread until one is free and the gate is open.
 
         Raises:
-            TimeoutError: none was free within ``timeout_s`` seconds.
+            TimeoutError: none was to be had within ``timeout_s`` seconds.
         """
+        give_up = math.inf if timeout_s is None else time.monotonic() + timeout_s
         waiter = self._join()
         try:
             waiter.result(timeout_s)
+            while (left_s := self._wait_until(give_up)) > 0:
+                time.sleep(left_s)
         except BaseException:
             self._leave(waiter)
             raise
@@ -103,10 +124,18 @@ class LlmGate:
         waiter = self._join()
         try:
             await asyncio.wrap_future(waiter)
+            while (left_s := self.closed_for_s) > 0:  # noqa: ASYNC110 - nothing but time opens it
+                await asyncio.sleep(left_s)
         except BaseException:
             self._leave(waiter)
             raise
         return Permit(self)
+
+    def _wait_until(self, give_up: float) -> float:
+        left_s = self.closed_for_s
+        if time.monotonic() + left_s > give_up:
+            raise TimeoutError(f"the gate is closed for {left_s:.1f} s more")
+        return left_s
 
     def _join(self) -> Future[None]:
         self._leave_parent()

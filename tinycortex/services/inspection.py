@@ -9,6 +9,7 @@ from tinycortex.domain.jobs import JobStatus
 from tinycortex.domain.kinds import JobKind
 from tinycortex.handlers.registry import HandlerRegistry
 from tinycortex.repositories.jobs import JobRepository
+from tinycortex.services.gate import LlmGate
 
 UNTYPED = "untyped"
 """Stands for a failure without a reason or a class."""
@@ -30,6 +31,7 @@ class QueueStatus:
         leases_held: running rows.
         leases_expired: running rows whose lease is over.
         backfill_in_progress: whether an embedding chain is ready or running.
+        llm_closed_for_ms: how long this process's LLM gate stays closed, as a provider asked (ms); 0 when open.
     """
 
     by_status: Mapping[str, int]
@@ -41,12 +43,16 @@ class QueueStatus:
     leases_held: int
     leases_expired: int
     backfill_in_progress: bool
+    llm_closed_for_ms: int
 
 
 class Inspection:
     """Answers how the queue is doing, without changing anything."""
 
-    def __init__(self, database: Database, jobs: JobRepository, registry: HandlerRegistry, clock: Clock) -> None:
+    def __init__(
+        self, database: Database, jobs: JobRepository, registry: HandlerRegistry, gate: LlmGate, clock: Clock
+    ) -> None:
+        self._gate = gate
         self._database = database
         self._jobs = jobs
         self._registry = registry
@@ -83,6 +89,7 @@ class Inspection:
             oldest_ready_age_ms=None if due_since_ms is None or due_since_ms > now_ms else now_ms - due_since_ms,
             leases_held=by_status[JobStatus.RUNNING],
             leases_expired=expired,
+            llm_closed_for_ms=int(self._gate.closed_for_s * 1000),
             backfill_in_progress=_is_active(by_kind.get(JobKind.REEMBED_BACKFILL, {})),
         )
 

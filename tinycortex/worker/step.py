@@ -222,8 +222,19 @@ class WorkerStep:
         except BaseException as error:  # noqa: BLE001 - SystemExit from a handler must not end the worker
             result = error
         claim.handler_ms = _since(began_at)
+        self._cool_down(claim, result)
         claim.release_permit()
         await self._storage.call(self.settle, claim, result)
+
+    def _cool_down(self, claim: Claim, result: Result) -> None:
+        """Close the gate for as long as the provider of an LLM-bound job asked for, before its permit is free."""
+        if claim.permit is None:
+            return
+        failure = find_failure(result) if isinstance(result, BaseException) else None
+        if failure is not None and failure.retry_after_s is not None:
+            self._gate.close_for(failure.retry_after_s)
+        elif isinstance(result, Defer) and result.cooldown:
+            self._gate.close_for((result.until_ms - self._clock.now_ms()) / 1000)
 
     def _settle_later(self, claim: Claim, returned: object, began_at: float) -> None:
         claim.handler_ms = _since(began_at)
@@ -231,6 +242,7 @@ class WorkerStep:
         if result is None:
             self.give_back_later(claim)
         else:
+            self._cool_down(claim, result)
             claim.release_permit()
             self._storage.submit(_quietly, self.settle, claim, result)
 
