@@ -4,6 +4,9 @@ import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
+_LOOKS_PER_IDENTITY = 16
+"""A file is seldom replaced, and to ask for its identity costs as much as a look."""
+
 
 def file_identity(path: Path) -> tuple[int, int] | None:
     """Return what tells one file from another of the same name; None when there is none."""
@@ -20,25 +23,34 @@ class FileWatch:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._connection: sqlite3.Connection | None = None
-        self._seen: tuple[object, int] | None = None
+        self._version: int | None = None
+        self._identity: object = None
+        self._looks = 0
 
     def has_changed(self) -> bool:
         """Tell whether another connection has committed, or the file is another one, since the last look."""
-        identity = file_identity(self._path)
-        if self._connection is None or self._seen is None or self._seen[0] != identity:
-            self.close()
-            with suppress(sqlite3.Error):
-                self._connection = sqlite3.connect(
-                    f"{self._path.as_uri()}?mode=ro", uri=True, timeout=0, isolation_level=None, check_same_thread=False
-                )
+        self._looks += 1
+        if self._looks % _LOOKS_PER_IDENTITY == 1:
+            self._follow_the_file()
         if self._connection is None:
             return False
         try:
             (version,) = self._connection.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error:  # locked for a moment, or gone: whoever works with it will be told
             return False
-        before, self._seen = self._seen, (identity, version)
-        return before != self._seen
+        before, self._version = self._version, version
+        return bool(before != version)
+
+    def _follow_the_file(self) -> None:
+        identity = file_identity(self._path)
+        if self._connection is not None and identity == self._identity:
+            return
+        self.close()
+        self._identity, self._version = identity, None
+        with suppress(sqlite3.Error):
+            self._connection = sqlite3.connect(
+                f"{self._path.as_uri()}?mode=ro", uri=True, timeout=0, isolation_level=None, check_same_thread=False
+            )
 
     def close(self) -> None:
         """Close the connection."""

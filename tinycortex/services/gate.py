@@ -133,7 +133,7 @@ class LlmGate:
 
     def _wait_until(self, give_up: float) -> float:
         left_s = self.closed_for_s
-        if time.monotonic() + left_s > give_up:
+        if left_s > 0 and time.monotonic() + left_s > give_up:
             raise TimeoutError(f"the gate is closed for {left_s:.1f} s more")
         return left_s
 

@@ -1,6 +1,7 @@
 """The worker: several jobs at a time on one event loop, until told to stop (spec: Worker loop)."""
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
@@ -11,6 +12,9 @@ from tinycortex.worker.heartbeat import Heartbeat
 from tinycortex.worker.step import WorkerStep
 from tinycortex.worker.upkeep import Faults, Upkeep
 from tinycortex.worker.wakeup import Wakeup
+
+_QUIET_S = 1.0
+"""How long a worker that was told nothing trusts in that, once it has looked and found nothing."""
 
 _CLEAN_UP_S = 5.0
 """How long handlers that were cancelled may take to end."""
@@ -87,6 +91,7 @@ class _Run:
         self._kinds = kinds
         self._faults = Faults(worker.settings, worker.step.emitter)
         self._idle_s = worker.settings.idle_ms / 1000
+        self._quiet = False
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
@@ -125,7 +130,7 @@ class _Run:
             if not self._ready.is_set() or len(self._running) >= self._concurrency:
                 await self._wait(self._idle_s)
                 return
-            claim = await self._worker.step.claim(self._kinds)
+            claim = None if self._quiet else await self._worker.step.claim(self._kinds)
             if claim is None:
                 await self._wait_for_jobs()
                 return
@@ -155,17 +160,18 @@ class _Run:
 
     async def _wait_for_jobs(self) -> None:
         due_at_ms = await self._worker.step.find_next_due(self._kinds)
-        wait_s = self._idle_s
-        if due_at_ms is not None:
-            wait_s = min(wait_s, max((due_at_ms - self._worker.clock.now_ms()) / 1000, 0.001))
+        left_s = math.inf if due_at_ms is None else (due_at_ms - self._worker.clock.now_ms()) / 1000
         with self._worker.wakeup.idle():
-            await self._wait(wait_s)
+            pause_s = max(self._idle_s, _QUIET_S) if self._quiet else self._idle_s
+            woken = await self._wait(min(max(left_s, 0.001), pause_s))
+        # A claim that finds nothing takes the write lock for it; while nothing happens, looking is enough.
+        self._quiet = not woken and left_s > self._idle_s and not self._worker.step.is_keeping
 
-    async def _wait(self, timeout_s: float) -> None:
+    async def _wait(self, timeout_s: float) -> bool:
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            return await asyncio.wait_for(self._changed.wait(), timeout_s)
         except TimeoutError:
-            return
+            return False
 
     async def _end(self) -> None:
         tasks = {self._stopping, self._upkeep, *self._running}

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from tinycortex.services.portal import LoopThread
 from tinycortex.worker.aio import Worker
 
-_LOOK_EVERY_S = 0.025
+_LOOK_EVERY_S = 0.1
 
 
 class SyncWorker:

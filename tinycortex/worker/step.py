@@ -285,6 +285,11 @@ class WorkerStep:
         wait_ms = max(pause_ms(fault, self._worker), min(deferring_ms, policy.RETRY_CAP_MS))
         return Defer(until_ms=now_ms + wait_ms, reason=describe_error(fault))
 
+    @property
+    def is_keeping(self) -> bool:
+        """Tell whether a result waits for the database."""
+        return bool(self._kept)
+
     def settle_kept(self) -> None:
         """Write the results that the database could not take before, as far as it can now.
 
