@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self, Unpack, overload
 
@@ -34,11 +34,12 @@ from tinycortex.services.producer import Producer
 from tinycortex.services.settlement import Settlement
 from tinycortex.telemetry import Observable
 from tinycortex.threads import SerialThread, Threads
-from tinycortex.worker.aio import Worker, check_concurrency
+from tinycortex.worker.aio import Worker
 from tinycortex.worker.drain import Drain
 from tinycortex.worker.heartbeat import Heartbeat
 from tinycortex.worker.identity import WorkerIdentity
-from tinycortex.worker.loop import SyncWorker
+from tinycortex.worker.loop import SyncUpkeep, SyncWorker
+from tinycortex.worker.options import DrainOptions, RunOptions
 from tinycortex.worker.step import WorkerStep
 from tinycortex.worker.upkeep import Chore, Upkeep
 from tinycortex.worker.wakeup import Wakeup
@@ -109,26 +110,26 @@ class Cortex(Observable):
             portal=self._portal,
             storage=self._storage,
             heartbeat=self._heartbeat,
-            identity=WorkerIdentity(),
+            identity=WorkerIdentity(settings.worker.id),
             queue=settings.queue,
             worker=settings.worker,
             clock=self.clock,
         )
         self._drain = Drain(self._step, self.jobs, self.registry, self.clock)
+        tick = Chore(self.tick, settings.scheduler.tick_s)
         self._worker = Worker(
             self._step,
+            registry=self.registry,
             heartbeat=self._heartbeat,
             wakeup=self._wakeup,
-            upkeep=Upkeep(
-                self._chores,
-                Chore(self.tick, settings.scheduler.tick_s),
-                Chore(self.recover_stale_locks, settings.worker.recover_ms / 1000),
-            ),
+            upkeep=Upkeep(self._chores, Chore(self.recover_stale_locks, settings.worker.recover_ms / 1000)),
+            tick=tick,
             bootstrap=self.bootstrap,
             settings=settings.worker,
             clock=self.clock,
         )
         self._sync_worker = SyncWorker(self._worker, self._portal)
+        self._sync_scheduler = SyncUpkeep(Upkeep(self._chores, tick), self._portal, settings.worker)
 
     @classmethod
     def open(
@@ -258,51 +259,41 @@ class Cortex(Observable):
         """Do as :meth:`run_once` on the running loop."""
         return await self._step.run_once_async()
 
-    def drain_until_idle(self, *, wait_ms: int = 0, on_step: Callable[[], object] | None = None) -> int:
-        """Run jobs until none is claimable; return how many were run.
+    def drain_until_idle(self, **options: Unpack[DrainOptions]) -> int:
+        """Run jobs until none is claimable; return how many were run. See :meth:`Drain.drain_until_idle`."""
+        return self._drain.drain_until_idle(**options)
 
-        Args:
-            wait_ms: also wait for jobs that come due within this time (ms), such as deferred ones.
-            on_step: called after each job.
-        """
-        return self._drain.drain_until_idle(wait_ms=wait_ms, on_step=on_step)
-
-    def run_sync(
-        self,
-        stop: threading.Event | None = None,
-        *,
-        concurrency: int | None = None,
-        kinds: Collection[str] | None = None,
-    ) -> None:
+    def run_sync(self, stop: threading.Event | None = None, **options: Unpack[RunOptions]) -> None:
         """Work until ``stop`` is set, while this thread waits; without one, until interrupted. See :meth:`run`."""
-        most = self.settings.worker.concurrency if concurrency is None else check_concurrency(concurrency)
-        self._sync_worker.run(stop or threading.Event(), concurrency=most, kinds=self._known(kinds))
+        self._sync_worker.run(stop or threading.Event(), **options)
 
-    async def run(
-        self,
-        stop: asyncio.Event | None = None,
-        *,
-        concurrency: int | None = None,
-        kinds: Collection[str] | None = None,
-    ) -> None:
+    async def run(self, stop: asyncio.Event | None = None, **options: Unpack[RunOptions]) -> None:
         """Work on the running loop until ``stop`` is set; without one, until cancelled. See :meth:`Worker.run`.
+
+        No handler of signals is installed, here or in any other method: they are the program's own.
 
         Args:
             stop: set to stop: no job is claimed any more, and those that run get
                 ``worker.shutdown_grace_s`` to end.
-            concurrency: jobs at a time; ``worker.concurrency`` when left out.
-            kinds: the kinds to work on; all that are registered when left out.
+            **options: ``concurrency``, ``kinds`` and ``scheduler``; see :class:`RunOptions`.
 
         Raises:
             InvalidInputError: ``concurrency`` is no number above zero.
             UnknownKindError: one of ``kinds`` has no handler here.
             StorageCorruptError: the database is damaged.
         """
-        most = self.settings.worker.concurrency if concurrency is None else check_concurrency(concurrency)
-        await self._worker.run(stop or asyncio.Event(), concurrency=most, kinds=self._known(kinds))
+        await self._worker.run(stop or asyncio.Event(), **options)
 
-    def _known(self, kinds: Collection[str] | None) -> frozenset[str] | None:
-        return None if kinds is None else frozenset(self.registry.get(kind).spec.kind for kind in kinds)
+    def run_scheduler(self, stop: threading.Event | None = None) -> None:
+        """Tick every ``scheduler.tick_s`` until ``stop`` is set, or until interrupted, and run no job.
+
+        Storage faults are waited out as by a worker.
+
+        Raises:
+            StorageCorruptError: the database is damaged.
+            Exception: whatever else a tick met.
+        """
+        self._sync_scheduler.run(stop or threading.Event())
 
     # Maintain
 

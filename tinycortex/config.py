@@ -6,7 +6,7 @@
 import os
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tinycortex.errors import ConfigurationError
@@ -19,6 +19,12 @@ Seconds = Annotated[int, Field(ge=0, le=10 * 365 * 86_400)]
 
 class _Group(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def _check_worker_id(name: str) -> str:
+    if not name.isprintable() or " " in name:
+        raise ValueError("a worker's id is made of printable characters, without spaces")
+    return name
 
 
 class DatabaseSettings(_Group):
@@ -49,8 +55,11 @@ class QueueSettings(_Group):
 
 
 class WorkerSettings(_Group):
-    """A worker: jobs at a time, pauses by what it met, heartbeat, shutdown."""
+    """A worker: name, jobs at a time, pauses by what it met, heartbeat, shutdown."""
 
+    id: Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_check_worker_id)] | None = Field(
+        None, description="Readable part of a worker's name in `locked_by`; host and process id when not set."
+    )
     concurrency: Annotated[int, Field(ge=1, le=1_000)] = Field(8, description="Jobs that one worker runs at a time.")
     idle_ms: Milliseconds = Field(250, description="Pause when nothing is due.")
     busy_ms: Milliseconds = Field(100, description="Pause after a busy database.")

@@ -1,6 +1,6 @@
 """HandlerRegistry: which handler runs a kind, and everything that is special about the kind."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack
 
@@ -73,6 +73,10 @@ class HandlerRegistry:
         except KeyError:
             known = ", ".join(sorted(self._registrations)) or "none"
             raise UnknownKindError(f"no handler for kind {kind!r} in this process; registered: {known}") from None
+
+    def check_kinds(self, kinds: Collection[str] | None) -> frozenset[str] | None:
+        """Return ``kinds``, or raise :class:`UnknownKindError` when one has no handler here; None stands for all."""
+        return None if kinds is None else frozenset(self.get(kind).spec.kind for kind in kinds)
 
     def find_spec(self, kind: str) -> KindSpec | None:
         """Return what is special about ``kind``, or None when no handler is registered for it."""

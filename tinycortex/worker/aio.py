@@ -8,9 +8,10 @@ from typing import Any
 from tinycortex.config import WorkerSettings
 from tinycortex.domain.clock import Clock
 from tinycortex.errors import InvalidInputError, StorageError, TinycortexError
+from tinycortex.handlers.registry import HandlerRegistry
 from tinycortex.worker.heartbeat import Heartbeat
 from tinycortex.worker.step import WorkerStep
-from tinycortex.worker.upkeep import Faults, Upkeep
+from tinycortex.worker.upkeep import Chore, Faults, Upkeep
 from tinycortex.worker.wakeup import Wakeup
 
 _QUIET_S = 1.0
@@ -35,9 +36,11 @@ class Worker:
 
     Args:
         step: claims, performs, settles.
+        registry: the kinds that this process can run.
         heartbeat: renews leases.
         wakeup: tells of new jobs.
         upkeep: the chores beside the jobs.
+        tick: the scheduler's chore, which a run may leave to others.
         bootstrap: start-up housekeeping, done once before the first claim.
         settings: pauses, grace.
         clock: the queue's clock.
@@ -47,22 +50,33 @@ class Worker:
         self,
         step: WorkerStep,
         *,
+        registry: HandlerRegistry,
         heartbeat: Heartbeat,
         wakeup: Wakeup,
         upkeep: Upkeep,
+        tick: Chore,
         bootstrap: Callable[[], object],
         settings: WorkerSettings,
         clock: Clock,
     ) -> None:
         self.step = step
+        self.registry = registry
         self.heartbeat = heartbeat
         self.wakeup = wakeup
         self.upkeep = upkeep
+        self.tick = tick
         self.bootstrap = bootstrap
         self.settings = settings
         self.clock = clock
 
-    async def run(self, stop: asyncio.Event, *, concurrency: int, kinds: Collection[str] | None = None) -> None:
+    async def run(
+        self,
+        stop: asyncio.Event,
+        *,
+        concurrency: int | None = None,
+        kinds: Collection[str] | None = None,
+        scheduler: bool = True,
+    ) -> None:
         """Work until ``stop`` is set: then claim no more, and wait ``worker.shutdown_grace_s`` for what runs.
 
         Asynchronous handlers that still run then, or when this task is cancelled, are cancelled and their
@@ -70,22 +84,36 @@ class Worker:
 
         Args:
             stop: set to stop; one that is set already lets nothing begin.
-            concurrency: jobs at a time.
+            concurrency: jobs at a time; ``worker.concurrency`` when None.
             kinds: the kinds to work on; all that are registered when None.
+            scheduler: whether to tick, too; leases are recovered in any case.
 
         Raises:
+            InvalidInputError: ``concurrency`` is no number above zero.
+            UnknownKindError: one of ``kinds`` has no handler here.
             StorageCorruptError: the database is damaged.
             Exception: whatever ended the upkeep.
         """
+        most = self.settings.concurrency if concurrency is None else check_concurrency(concurrency)
+        wanted = self.registry.check_kinds(kinds)
         if not stop.is_set():
-            await _Run(self, stop, concurrency, kinds).run()
+            await _Run(self, stop, most, wanted, chores=(self.tick,) if scheduler else ()).run()
 
 
 class _Run:
     """One run of a worker, on one event loop."""
 
-    def __init__(self, worker: Worker, stop: asyncio.Event, concurrency: int, kinds: Collection[str] | None) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        stop: asyncio.Event,
+        concurrency: int,
+        kinds: Collection[str] | None,
+        *,
+        chores: Collection[Chore],
+    ) -> None:
         self._worker = worker
+        self._chores = chores
         self._stop = stop
         self._concurrency = concurrency
         self._kinds = kinds
@@ -108,7 +136,7 @@ class _Run:
         await self._worker.upkeep.do_until_done(self._worker.bootstrap, self._faults)
         self._ready.set()
         self._changed.set()
-        await self._worker.upkeep.run(self._faults)
+        await self._worker.upkeep.run(self._faults, *self._chores)
 
     async def run(self) -> None:
         """Serve, wait for what runs, and leave nothing behind."""

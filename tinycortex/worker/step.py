@@ -116,7 +116,7 @@ class WorkerStep:
         """Return the word that this process's claims carry in ``locked_by``."""
         return self._identity.current()
 
-    def run_once(self) -> bool:
+    def run_once(self, kinds: Collection[str] | None = None) -> bool:
         """Claim one job, run its handler, settle; False when nothing was claimable.
 
         Raises:
@@ -125,11 +125,11 @@ class WorkerStep:
                 its lease renewed, and written by a later step.
         """
         self._database.refuse_inside_transaction()
-        return self._portal.run(self.run_once_async())
+        return self._portal.run(self.run_once_async(kinds))
 
-    async def run_once_async(self) -> bool:
+    async def run_once_async(self, kinds: Collection[str] | None = None) -> bool:
         """Do as :meth:`run_once` on the running loop."""
-        claim = await self.claim()
+        claim = await self.claim(kinds)
         if claim is None:
             return False
         await self.carry_out(claim)

@@ -68,12 +68,13 @@ class Upkeep:
             else:
                 return
 
-    async def run(self, faults: Faults) -> None:
-        """Do the chores for ever, all of them at the start."""
-        due_at = [time.monotonic()] * len(self._chores)
-        while self._chores:
+    async def run(self, faults: Faults, *more: Chore) -> None:
+        """Do the chores, and ``more`` before them, for ever, all of them at the start."""
+        chores = (*more, *self._chores)
+        due_at = [time.monotonic()] * len(chores)
+        while chores:
             pause_s = 0.0
-            for number, chore in enumerate(self._chores):
+            for number, chore in enumerate(chores):
                 if due_at[number] <= time.monotonic():
                     try:
                         await self._thread.call(chore.do)
