@@ -46,15 +46,15 @@ WORK_UNTIL_TOLD = """
 import asyncio, sys
 from pydantic import BaseModel
 from tinycortex import Cortex
-from tinycortex.cli.work import _run
+from tinycortex.cli.signals import stopped_by_signals
 
-with Cortex.open(sys.argv[1]) as cortex:
+with stopped_by_signals() as stop, Cortex.open(sys.argv[1]) as cortex:
     @cortex.handler("note", payload=type("Note", (BaseModel,), {}))
     async def note(ctx, payload):
         print("started", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
 
-    _run(cortex)
+    cortex.run_sync(stop)
 """
 
 

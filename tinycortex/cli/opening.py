@@ -26,9 +26,12 @@ def settings_of(ctx: typer.Context) -> Settings:
     return settings if invocation.database_url is None else settings.with_url(invocation.database_url)
 
 
-def open_cortex(ctx: typer.Context) -> Cortex:
-    """Open the queue. The default database is made and upgraded here; any other must be at the newest revision."""
-    settings = settings_of(ctx)
+def open_cortex(ctx: typer.Context, settings: Settings | None = None) -> Cortex:
+    """Open the queue of ``settings``, or of those in force.
+
+    The default database is made and upgraded here; any other must be at the newest revision.
+    """
+    settings = settings or settings_of(ctx)
     url = settings.database.url
     if url == DEFAULT_DATABASE_URL and schema.current(url) != schema.HEAD:
         schema.upgrade(url)

@@ -1,0 +1,64 @@
+"""SIGINT and SIGTERM, for the commands that run until they are told to stop."""
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_STDERR = 2
+_STOPPING = b"stopping; what runs may end, and a second signal ends this at once\n"
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """Yield an event that the first SIGINT or SIGTERM sets; a second one ends the process with 128 + its number.
+
+    Nothing can hold the second one up: Python calls handlers in the main thread only, which may be waiting for a
+    locked database, so a thread reads the numbers from where the interpreter writes them as they arrive. For the same
+    reason nothing is tidied up then: what runs is left to its lease.
+
+    After the block, and in a child that was forked inside, handlers are as they were before.
+    """
+    stop = threading.Event()
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    watcher = threading.Thread(target=_watch, args=(reader, stop), name="tinycortex-signals", daemon=True)
+    watcher.start()
+    earlier_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    earlier = {number: signal.signal(number, _tell) for number in SIGNALS}
+
+    def restore() -> None:
+        if writer.fileno() >= 0:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(earlier_fd)
+            writer.close()
+
+    # A child shares the socket: to terminate it, as a pool of processes does, would stop its parent.
+    os.register_at_fork(after_in_child=restore)
+    try:
+        yield stop
+    finally:
+        restore()
+        watcher.join()
+        reader.close()
+
+
+def _watch(reader: socket.socket, stop: threading.Event) -> None:
+    while number := reader.recv(1):
+        if number[0] not in SIGNALS:
+            continue
+        if stop.is_set():
+            os._exit(128 + number[0])
+        stop.set()
+
+
+def _tell(_number: int, _frame: FrameType | None) -> None:
+    # Straight to the descriptor: the stream may be in the middle of a line. Only the first signal comes here.
+    with suppress(OSError):
+        os.write(_STDERR, _STOPPING)
