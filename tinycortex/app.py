@@ -129,7 +129,7 @@ class Cortex(Observable):
             clock=self.clock,
         )
         self._sync_worker = SyncWorker(self._worker, self._portal)
-        self._sync_scheduler = SyncUpkeep(Upkeep(self._chores, tick), self._portal, settings.worker)
+        self._sync_scheduler = SyncUpkeep(Upkeep(self._chores, tick), self._portal, settings.worker, self.emitter)
 
     @classmethod
     def open(

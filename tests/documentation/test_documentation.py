@@ -131,3 +131,27 @@ def test_every_event_stands_in_the_telemetry_page() -> None:
     assert listed == [
         (event.__name__, ", ".join(f"`{field.name}`" for field in dataclasses.fields(event))) for event in told
     ]
+
+
+def log_formats() -> set[str]:
+    """Return the format string of every call of a module's logger."""
+    levels = {"debug", "info", "warning", "error", "exception", "critical"}
+    formats = set()
+    for path in (ROOT / "tinycortex").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="logger"), attr=level)) if level in levels:
+                    formats.add(str(ast.literal_eval(node.args[0])))
+    return formats
+
+
+def test_every_log_record_stands_in_the_operations_page() -> None:
+    """Each record has a row that shows it, and each row shows a record that there is."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    (section,) = re.findall(r"^## Log records.*?(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+    listed = re.findall(r"^\| `([^`]+)` \| [^|]+ \| [^|]+ \|$", section, re.MULTILINE)
+    patterns = {text: ".+".join(map(re.escape, re.split(r"%\w", text))) for text in log_formats()}
+    for text, pattern in patterns.items():
+        assert any(re.fullmatch(pattern, row) for row in listed), f"no row shows {text!r}"
+    for row in listed:
+        assert any(re.fullmatch(pattern, row) for pattern in patterns.values()), f"nothing logs {row!r}"

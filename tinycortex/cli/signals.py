@@ -39,8 +39,23 @@ def stopped_by_signals() -> Iterator[threading.Event]:
             signal.set_wakeup_fd(earlier_fd)
             writer.close()
 
-    # A child shares the socket: to terminate it, as a pool of processes does, would stop its parent.
-    os.register_at_fork(after_in_child=restore)
+    def mask(how: int) -> None:
+        if writer.fileno() >= 0:
+            signal.pthread_sigmask(how, SIGNALS)
+
+    def leave_to_parent() -> None:
+        inside = writer.fileno() >= 0
+        restore()
+        if inside:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+    # A child shares the socket: to terminate it, as a pool of processes does, would stop its parent. So it is
+    # born with the signals blocked, and takes them once its handlers are its own.
+    os.register_at_fork(
+        before=lambda: mask(signal.SIG_BLOCK),
+        after_in_parent=lambda: mask(signal.SIG_UNBLOCK),
+        after_in_child=leave_to_parent,
+    )
     try:
         yield stop
     finally:

@@ -6,6 +6,7 @@ from typing import Unpack
 
 from tinycortex.config import WorkerSettings
 from tinycortex.services.portal import LoopThread
+from tinycortex.telemetry import Emitter
 from tinycortex.worker.aio import Worker
 from tinycortex.worker.options import RunOptions
 from tinycortex.worker.upkeep import Faults, Upkeep
@@ -39,10 +40,11 @@ class SyncUpkeep:
     Storage faults are waited out as by a worker; any other error ends it.
     """
 
-    def __init__(self, upkeep: Upkeep, portal: LoopThread, settings: WorkerSettings) -> None:
+    def __init__(self, upkeep: Upkeep, portal: LoopThread, settings: WorkerSettings, emitter: Emitter) -> None:
         self._upkeep = upkeep
         self._portal = portal
         self._settings = settings
+        self._emitter = emitter
 
     def run(self, stop: threading.Event) -> None:
         """Do the chores, each when its time has come, until ``stop`` is set, or until interrupted.
@@ -56,7 +58,7 @@ class SyncUpkeep:
 
     async def _run(self, stop: threading.Event) -> None:
         stopping = asyncio.create_task(_ThreadEvent(stop).watch())
-        upkeep = asyncio.create_task(self._upkeep.run(Faults(self._settings)))
+        upkeep = asyncio.create_task(self._upkeep.run(Faults(self._settings, self._emitter)))
         try:
             await asyncio.wait({stopping, upkeep}, return_when=asyncio.FIRST_COMPLETED)
             if upkeep.done():
