@@ -18,9 +18,9 @@ _STOPPING = b"stopping; what runs may end, and a second signal ends this at once
 def stopped_by_signals() -> Iterator[threading.Event]:
     """Yield an event that the first SIGINT or SIGTERM sets; a second one ends the process with 128 + its number.
 
-    Nothing can hold the second one up: Python calls handlers in the main thread only, which may be waiting for a
-    locked database, so a thread reads the numbers from where the interpreter writes them as they arrive. For the same
-    reason nothing is tidied up then: what runs is left to its lease.
+    Nothing can hold either up: Python calls handlers in the main thread only, which may be waiting for a locked
+    database, or asleep while another thread was given the signal. So a thread reads the numbers from where the
+    interpreter writes them as they arrive. At the second one nothing is tidied up: what runs is left to its lease.
 
     After the block, and in a child that was forked inside, handlers are as they were before.
     """
@@ -30,7 +30,7 @@ def stopped_by_signals() -> Iterator[threading.Event]:
     watcher = threading.Thread(target=_watch, args=(reader, stop), name="tinycortex-signals", daemon=True)
     watcher.start()
     earlier_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    earlier = {number: signal.signal(number, _tell) for number in SIGNALS}
+    earlier = {number: signal.signal(number, _let_pass) for number in SIGNALS}
 
     def restore() -> None:
         if writer.fileno() >= 0:
@@ -71,9 +71,15 @@ def _watch(reader: socket.socket, stop: threading.Event) -> None:
         if stop.is_set():
             os._exit(128 + number[0])
         stop.set()
+        # In a thread of its own, since a reader that has stopped reading must not keep us from the second one.
+        threading.Thread(target=_tell, daemon=True).start()
 
 
-def _tell(_number: int, _frame: FrameType | None) -> None:
-    # Straight to the descriptor: the stream may be in the middle of a line. Only the first signal comes here.
+def _let_pass(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing; any handler makes the interpreter write the signal's number instead of ending the process."""
+
+
+def _tell() -> None:
+    # Straight to the descriptor: nobody who is in the middle of a line can hold this up at the program's end.
     with suppress(OSError):
         os.write(_STDERR, _STOPPING)
