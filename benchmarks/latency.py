@@ -10,6 +10,7 @@ import argparse
 import json
 import multiprocessing
 import queue
+import random
 import tempfile
 import threading
 import time
@@ -27,8 +28,8 @@ from tinycortex import Cortex, JobContext, NewJob, schema
 
 DELAY_MS = 300
 IDLE_S = 10.0
-BETWEEN_S = 0.05
-"""Pause between two jobs, so that the worker is idle again; not a multiple of any of its own pauses."""
+BETWEEN_S = (0.05, 0.35)
+"""Pause between two jobs: the worker is idle again, and where it is in its own pauses is left to chance."""
 BOUND_S = 60.0
 NS_PER_MS = 1_000_000
 KINDS = ("plain", "async")
@@ -117,12 +118,13 @@ def producer(url: str) -> Iterator[Callable[[str], None]]:
 def sample(rounds: int, late: "queue.SimpleQueue[float]", enqueue: Callable[[], None]) -> tuple[float, float]:
     """Return the 50th and the 95th percentile of how late a job starts on an idle worker (ms)."""
     found: list[float] = []
+    chance = random.Random(0)  # noqa: S311 - pauses, not secrets
     for number in range(rounds + 1):
         enqueue()
         took = late.get(timeout=BOUND_S)
         if number > 0:  # the first one opens connections and starts threads
             found.append(took)
-        time.sleep(BETWEEN_S + number % 7 / 1000)
+        time.sleep(chance.uniform(*BETWEEN_S))
     cuts = quantiles(found, n=20, method="inclusive")
     return cuts[9], cuts[18]
 
