@@ -38,6 +38,8 @@ EVERY_S = {"kill": (2.0, 10.0), "lock": (30.0, 70.0), "clock": (3.0, 12.0), "ful
 DRAIN_S = 180.0
 STOP_S = 60.0
 LOOK_S = 0.05
+KILL_ATTEMPTS = 20
+SELECT_RUNNING = "SELECT id, claim_token FROM mem_tree_jobs WHERE status = 'running'"
 
 ROLES = Path(__file__).with_name("soak_roles.py")
 
@@ -201,30 +203,44 @@ class Soak:
         self._wait(FULL_S, lambda: worker.order("room"))
 
     def _drain(self) -> None:
-        """Stop the producers, kill every worker once more, and wait until new ones have done everything."""
+        """Kill every worker once more, stop the producers, and wait until new workers have done everything."""
         self._unlock()
-        for producer in self.producers:
-            producer.stop()
-            if producer.process.poll() != 0:
-                self.account.unexpected.append(f"{producer.slot.name} ended with {producer.process.poll()}")
-        for worker in self.workers:
-            worker.kill()
-        select = "SELECT id, claim_token FROM mem_tree_jobs WHERE status = 'running'"
         with closing(self.connect()) as connection:
-            left = set(connection.execute(select))
+            left = self._kill_at_work(connection)
             self.account.left_running = len(left)
+            for producer in self.producers:
+                producer.stop()
+                if producer.process.poll() != 0:
+                    self.account.unexpected.append(f"{producer.slot.name} ended with {producer.process.poll()}")
             for worker in self.workers:
                 worker.start(AHEAD_MS)
             begun = time.monotonic()
             active = "SELECT COUNT(*) FROM mem_tree_jobs WHERE status IN ('ready', 'running')"
             while time.monotonic() - begun < DRAIN_S:
-                if left and not left.intersection(connection.execute(select)):
+                if left and not left.intersection(connection.execute(SELECT_RUNNING)):
                     left.clear()
                     self.account.freed_after_s = time.monotonic() - begun
                 if not left and connection.execute(active).fetchone() == (0,):
                     break
                 time.sleep(LOOK_S)
         self.account.still_running = len(left)
+
+    def _kill_at_work(self, connection: sqlite3.Connection) -> set[tuple[str, int]]:
+        """Kill all workers at once, and anew until it leaves claims behind; return those claims."""
+        for attempt in range(KILL_ATTEMPTS):
+            if attempt > 0:
+                for worker in self.workers:
+                    worker.start()
+            give_up = time.monotonic() + STOP_S
+            while not connection.execute(SELECT_RUNNING).fetchall() and time.monotonic() < give_up:
+                time.sleep(0.001)
+            for worker in self.workers:
+                worker.process.kill()  # all of them, before any of them is waited for
+            for worker in self.workers:
+                worker.kill()
+            if left := set(connection.execute(SELECT_RUNNING)):
+                return left
+        return set()
 
 
 def main() -> None:
