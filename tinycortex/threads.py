@@ -8,6 +8,7 @@ All threads here are daemons, start with their first call, and begin anew in a f
 import asyncio
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import Context, copy_context
@@ -41,7 +42,20 @@ class _Call:
             self.future.set_result(result)
 
 
-class SerialThread:
+class _Caller(ABC):
+    """Makes calls in threads of its own."""
+
+    @abstractmethod
+    def submit(self, function: Callable[..., T], *arguments: Any) -> "Future[T]":
+        """Have ``function`` called; return the future of its result."""
+
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Await the call. A cancellation ends the waiting only."""
+        # Shielded, since cancelling the wrapper would cancel a call that waits for its turn.
+        return await asyncio.shield(asyncio.wrap_future(self.submit(function, *arguments)))
+
+
+class SerialThread(_Caller):
     """One thread that makes calls in the order in which they come.
 
     A call that was handed over is made, whatever becomes of the task that waits for it.
@@ -68,9 +82,9 @@ class SerialThread:
             self._calls.put(call)
         return call.future
 
-    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Await the call. A cancellation ends the waiting only."""
-        return await _outcome(self.submit(function, *arguments))
+    def is_current(self) -> bool:
+        """Tell whether the running code is a call of this thread, which would wait for itself."""
+        return self._thread is threading.current_thread()
 
     def close(self) -> None:
         """Make the calls that wait, and end the thread; a later call starts another one."""
@@ -84,7 +98,7 @@ class SerialThread:
             thread.join()
 
 
-class Threads:
+class Threads(_Caller):
     """As many threads as there are calls at a time; a spare one is used again."""
 
     def __init__(self, name: str) -> None:
@@ -111,10 +125,6 @@ class Threads:
             _start(self._name, self._serve, calls)
         return call.future
 
-    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Await the call. A cancellation ends the waiting only."""
-        return await _outcome(self.submit(function, *arguments))
-
     def _serve(self, calls: SimpleQueue[_Call]) -> None:
         while True:
             try:
@@ -129,11 +139,6 @@ class Threads:
             del call  # what it returned may be large
             with self._lock:
                 self._spare.append(calls)
-
-
-async def _outcome(future: "Future[T]") -> T:
-    # Shielded, since cancelling the wrapper would cancel a call that waits for its turn.
-    return await asyncio.shield(asyncio.wrap_future(future))
 
 
 def _start(name: str, serve: Callable[..., None], *arguments: Any) -> threading.Thread:

@@ -9,10 +9,11 @@ import pytest
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
-from background import BOUND_S, until
+from background import BOUND_S, until, working
 from tinycortex import Cortex, Defer, Done, Job, JobContext, JobPlan, JobStatus, NewJob, Settings
 from tinycortex.config import WorkerSettings
 from tinycortex.errors import StorageBusyError, StorageError, StorageFullError
+from tinycortex.telemetry import WorkerPaused
 from tinycortex.testing import ChunkRowFactory, ManualClock, NewJobFactory
 
 OpenCortex = Callable[..., Cortex]
@@ -225,6 +226,74 @@ def test_a_result_that_has_no_room_holds_up_no_other_job(
         with pytest.raises(StorageFullError):
             cortex.run_once()
         assert cortex.get_job(small).status is JobStatus.READY
+
+
+def test_the_lease_of_a_result_that_is_tried_often_is_renewed(
+    open_cortex: OpenCortex, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A try that fails is no renewal: one that comes more often than renewals are due must not put them off."""
+    cortex = open_cortex(Settings(worker=WorkerSettings(heartbeat_ms=10)))
+    job_id, _ran = enqueue(cortex, lease_ms=300)
+    refuse(monkeypatch, cortex, "mark_done", times=1_000_000)
+    with pytest.raises(StorageBusyError):
+        cortex.run_once()
+    clock.advance(1_000)
+
+    def retried_and_renewed() -> bool:
+        with pytest.raises(StorageBusyError):
+            cortex.run_once()
+        return cortex.get_job(job_id).locked_until_ms == clock.now_ms() + 300
+
+    until(retried_and_renewed)
+
+
+def test_what_is_kept_is_tried_once_more_at_the_end(
+    cortex: Cortex, open_cortex: OpenCortex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A close does not leave work behind because its next try was not due yet."""
+    job_id, ran = enqueue(cortex)
+    settle, may_write = cortex.jobs.mark_done, [False]
+
+    def refusing(job: Job, **options: Any) -> bool:
+        if not may_write[0]:
+            raise StorageFullError("no room")
+        return settle(job, **options)
+
+    monkeypatch.setattr(cortex.jobs, "mark_done", refusing)
+    with pytest.raises(StorageFullError):
+        cortex.run_once()
+    assert not cortex.run_once()  # tried again, and put off by the pause of a full disk
+    may_write[0] = True
+    cortex.close()
+    assert (open_cortex().get_job(job_id).status, ran) == (JobStatus.DONE, [1])
+
+
+@pytest.mark.parametrize("way", ["run_sync", "run"])
+def test_many_refused_results_are_one_pause(open_cortex: OpenCortex, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """What eight jobs met at one time is waited out once, and their results are then written."""
+    cortex = open_cortex(Settings(worker=WorkerSettings(idle_ms=5, disk_full_ms=300)))
+    paused: list[object] = []
+    refused: list[str] = []
+    together = threading.Barrier(8)
+    settle = cortex.jobs.mark_done
+
+    def refusing(job: Job, **options: Any) -> bool:
+        if job.kind == "note" and len(refused) < 8:
+            refused.append(job.id)
+            raise StorageFullError("no room")
+        return settle(job, **options)
+
+    def note(_ctx: JobContext, _payload: Note) -> None:
+        together.wait(BOUND_S)
+
+    cortex.handler("note", payload=Note)(note)
+    cortex.subscribe(lambda event: paused.append(event) if isinstance(event, WorkerPaused) else None)
+    cortex.enqueue_many(NewJob.of("note", Note()) for _ in range(8))
+    monkeypatch.setattr(cortex.jobs, "mark_done", refusing)
+    with working(cortex, way):
+        until(lambda: len(cortex.jobs.list_jobs(kind="note", status=JobStatus.DONE)) == 8)
+    assert len(refused) == 8
+    assert 1 <= len(paused) <= 3
 
 
 # A claim that is given back

@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tinycortex import Cortex, JobStatus, NewJob
+from background import until, working
+from tinycortex import Cortex, JobStatus, NewJob, Settings
+from tinycortex.config import WorkerSettings
+from tinycortex.domain.clock import SystemClock
 from tinycortex.testing import JobRowFactory, ManualClock, insert_rows
 
 OpenCortex = Callable[..., Cortex]
+
+HURRIED = Settings(worker=WorkerSettings(idle_ms=5, recover_ms=5))
 
 RECOVER = "UPDATE mem_tree_jobs SET status = 'ready', locked_until_ms = NULL WHERE status = 'running'"
 CLAIM = (
@@ -176,3 +181,42 @@ def test_one_odd_row_with_a_request_stops_nobody(
     assert cortex.get_job("bystander").status is JobStatus.READY
     ready = [job for job in cortex.jobs.list_jobs(kind="note") if job.status is JobStatus.READY]
     assert [(job.payload_json, job.rerun_payload_json) for job in ready] == [('{"text":"later"}', None)]
+
+
+ODD = ["text", b"blob", "7 apples", -1, 2**62]
+
+
+@pytest.mark.parametrize("value", ODD)
+@pytest.mark.parametrize(
+    "column", ["available_at_ms", "max_attempts", "locked_by", "locked_until_ms", "attempts", "started_at_ms"]
+)
+@pytest.mark.parametrize("status", ["ready", "running", "done"])
+def test_a_column_that_holds_no_number_stops_no_worker(
+    open_cortex: OpenCortex, other: sqlite3.Connection, status: str, column: str, value: object
+) -> None:
+    """SQLite keeps whatever it is given; the odd row is run, failed or left, and the others are done."""
+    cortex = open_cortex(HURRIED, clock=SystemClock())
+
+    def fail(_ctx: object, _payload: Note) -> None:
+        raise ValueError("no")
+
+    cortex.handler("odd", payload=Note, on_duplicate="rerun")(fail)
+    cortex.handler("note", payload=Note)(lambda _ctx, _payload: None)
+    enqueue_foreign(
+        other,
+        **{"kind": "odd", "status": status, "dedupe_key": "k", "rerun_payload_json": "{}", "claim_token": 1}
+        | {"started_at_ms": 5, "claimed_at_ms": 5, "locked_by": "us", column: value},
+    )
+    ours = str(cortex.enqueue(NewJob.of("note", Note())))
+    with working(cortex):
+        until(lambda: cortex.get_job(ours).status is JobStatus.DONE)
+    cortex.tick()
+    cortex.status()
+
+
+@pytest.mark.parametrize("value", ["text", b"blob"])
+def test_a_lease_that_is_no_number_is_over(cortex: Cortex, other: sqlite3.Connection, value: object) -> None:
+    """Else its row would run for ever."""
+    enqueue_foreign(other, status="running", attempts=1, locked_until_ms=value)
+    assert cortex.recover_stale_locks() == 1
+    assert cortex.get_job("theirs").status is JobStatus.READY

@@ -178,7 +178,45 @@ def test_a_loop_that_ends_at_any_moment_leaves_no_claim(open_cortex: OpenCortex,
     assert {job.attempts for job in cortex.jobs.list_jobs(status=JobStatus.READY, kind="note")} <= {0}
 
 
+@pytest.mark.parametrize("hops", range(8))
+def test_a_cancellation_beside_a_wake_up_is_not_lost(
+    open_cortex: OpenCortex, monkeypatch: pytest.MonkeyPatch, hops: int
+) -> None:
+    """However few turns of the loop lie between a commit and the request to stop, the worker ends."""
+    cortex = open_cortex(Settings(worker=WorkerSettings(idle_ms=60_000)))
+    looked = threading.Event()
+    find_next = cortex.jobs.find_next_ready_at
+
+    def look(*arguments: Any) -> int | None:
+        looked.set()
+        return find_next(*arguments)
+
+    monkeypatch.setattr(cortex.jobs, "find_next_ready_at", look)
+
+    async def main() -> None:
+        worker = asyncio.create_task(cortex.run(kinds=["seal"]))
+        await asyncio.to_thread(looked.wait, BOUND_S)
+        await asyncio.sleep(0.05)  # until it waits; nothing tells of that
+        cortex._wakeup.notify()
+        for _ in range(hops):
+            await asyncio.sleep(0)
+        worker.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(worker, BOUND_S)
+
+    asyncio.run(main())
+
+
 # Loops that end
+
+
+def test_a_listener_whose_loop_is_closed_harms_no_producer(cortex: Cortex) -> None:
+    """A program that closes its loop over a worker has ended that worker, and nothing else."""
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    with cortex._wakeup.listen(lambda: loop.call_soon_threadsafe(lambda: None)):
+        assert cortex.enqueue(NewJob.of("note", Note())) is not None
 
 
 def test_a_handler_that_stops_its_loop_stops_nobody_else(cortex: Cortex) -> None:
@@ -212,6 +250,36 @@ def test_a_kept_result_is_renewed_by_nobody_once_its_loop_has_ended(
     assert not cortex._heartbeat._watched
     clock.advance(300_001)
     assert open_cortex().recover_stale_locks() == 1
+
+
+def test_a_result_that_comes_after_its_worker_is_renewed_by_nobody(
+    open_cortex: OpenCortex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that outlives the worker and meets a busy database leaves its row to its lease, and to a later step."""
+    cortex = open_cortex(HURRIED)
+    stop, may_end, refused = threading.Event(), threading.Event(), threading.Event()
+    mark_done = cortex.jobs.mark_done
+
+    def refuse(*_arguments: Any, **_options: Any) -> bool:
+        refused.set()
+        raise StorageBusyError("busy")
+
+    def handler(_ctx: JobContext, _payload: Note) -> None:
+        stop.set()
+        assert may_end.wait(BOUND_S)
+
+    cortex.handler("note", payload=Note)(handler)
+    job_id = str(cortex.enqueue(NewJob.of("note", Note())))
+    monkeypatch.setattr(cortex.jobs, "mark_done", refuse)
+    hurried = cortex.settings.worker.model_copy(update={"shutdown_grace_s": 0})
+    cortex._worker.settings = hurried
+    cortex.run_sync(stop, kinds=["note"])
+    may_end.set()
+    assert refused.wait(BOUND_S)
+    until(lambda: cortex._step.is_keeping and not cortex._heartbeat._watched)
+    monkeypatch.setattr(cortex.jobs, "mark_done", mark_done)
+    cortex.run_once()
+    assert cortex.get_job(job_id).status is JobStatus.DONE
 
 
 def test_a_close_beside_a_running_step_is_told(cortex: Cortex) -> None:
@@ -310,7 +378,47 @@ def test_a_step_inside_a_transaction_is_refused(cortex: Cortex) -> None:
     assert "transaction is open" in str(cortex.get_job(job_id).last_error)
 
 
+def test_a_subscriber_that_would_wait_for_its_own_thread_is_told(cortex: Cortex) -> None:
+    """Its call is refused, and the queue goes on."""
+    errors: list[BaseException] = []
+
+    def subscriber(_event: object) -> None:
+        try:
+            cortex.run_once()
+        except InvalidInputError as error:
+            errors.append(error)
+
+    cortex.handler("note", payload=Note)(lambda _ctx, _payload: None)
+    job_id = str(cortex.enqueue(NewJob.of("note", Note())))
+    cortex.subscribe(subscriber)
+    assert cortex.run_once()
+    assert errors
+    assert cortex.get_job(job_id).status is JobStatus.DONE
+
+
 # Threads and time
+
+
+def test_handlers_that_hold_connections_hold_up_no_worker(open_cortex: OpenCortex) -> None:
+    """However many of them read for as long as they like, the others are claimed and settled."""
+    many = 40
+    cortex = open_cortex(HURRIED)
+    barrier = threading.Barrier(many)
+    stop = threading.Event()
+
+    def handler(_ctx: JobContext, _payload: Note) -> None:
+        with cortex.database.reading() as session:
+            session.connection()
+            barrier.wait(BOUND_S)  # each holds its own before any returns
+
+    cortex.handler("note", payload=Note)(handler)
+    cortex.enqueue_many(NewJob.of("note", Note()) for _ in range(many))
+    worker = threading.Thread(target=lambda: cortex.run_sync(stop, concurrency=many))
+    worker.start()
+    until(lambda: len(cortex.jobs.list_jobs(kind="note", status=JobStatus.DONE, limit=many)) == many)
+    stop.set()
+    worker.join(BOUND_S)
+    assert {job.attempts for job in cortex.jobs.list_jobs(kind="note", limit=many)} == {1}
 
 
 def test_a_timeout_does_not_count_the_wait_for_a_thread(open_cortex: OpenCortex) -> None:
@@ -330,6 +438,7 @@ def test_a_timeout_does_not_count_the_wait_for_a_thread(open_cortex: OpenCortex)
     until(lambda: len(cortex.jobs.list_jobs(kind="note", status=JobStatus.DONE, limit=many)) == many)
     stop.set()
     worker.join(BOUND_S)
+    assert {job.attempts for job in cortex.jobs.list_jobs(kind="note", limit=many)} == {1}
 
 
 def test_work_goes_on_while_the_main_thread_ends(cortex: Cortex, database_url: str) -> None:

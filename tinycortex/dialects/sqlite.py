@@ -41,6 +41,8 @@ class SQLiteDialect:
         path = _file_of(settings)
         engine = create_engine(
             settings.url,
+            # Handlers hold connections for as long as they like; the worker's own statements must not wait for them.
+            max_overflow=-1,
             # The driver's own transactions start late, as readers that must upgrade; ours start as writers.
             connect_args={
                 "timeout": settings.busy_timeout_ms / 1000,

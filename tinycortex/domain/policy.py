@@ -35,6 +35,11 @@ REASON_TIMEOUT = "timeout"
 NOTE_RECOVERED = "recovered_from_stale_lock"
 
 
+def budget_of(max_attempts: object) -> int:
+    """Return how many attempts a row has, one at least; another program's row may have none, or no number."""
+    return max(max_attempts, 1) if isinstance(max_attempts, int) else 1
+
+
 def backoff_ms(attempts: int) -> int:
     """Return the delay before the next try after ``attempts`` failed ones (spec: Claiming and ordering).
 

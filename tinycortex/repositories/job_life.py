@@ -257,7 +257,7 @@ class JobLife(JobReader):
             session: the caller's transaction.
         """
         last_error = error_text(message)
-        if (failure is not None and failure.is_unrecoverable) or job.attempts >= job.max_attempts:
+        if (failure is not None and failure.is_unrecoverable) or job.attempts >= policy.budget_of(job.max_attempts):
             return self._settle(
                 job_sql.MARK_FAILED,
                 job,
@@ -325,7 +325,7 @@ class JobLife(JobReader):
             "kind": row.kind,
             "payload_json": request,
             "dedupe_key": row.dedupe_key,
-            "max_attempts": max(row.max_attempts, 1),  # another program's row may have none
+            "max_attempts": policy.budget_of(row.max_attempts),
             "available_at_ms": now_ms,
             "created_at_ms": now_ms,
         }

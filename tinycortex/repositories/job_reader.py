@@ -15,11 +15,21 @@ from tinycortex.repositories import reader_sql
 _STATUSES = {status.value: status for status in JobStatus}
 
 
+_WHOLE_NUMBERS = tuple(
+    (column.name, None if column.nullable else 0)
+    for column in JobRow.__table__.columns
+    if isinstance(column.type, type(JobRow.__table__.c.attempts.type))
+)
+
+
 def job_of(row: Row[tuple[object, ...]]) -> Job:
     """Return the snapshot of one row that holds every column."""
     values = dict(row._mapping)  # noqa: SLF001 - public in SQLAlchemy, for all its underscore
     # A word that we do not know was written by another program; it is shown, never guessed at.
     values["status"] = _STATUSES.get(values["status"], values["status"])
+    for name, otherwise in _WHOLE_NUMBERS:  # nor is text where a number belongs, which SQLite lets it write
+        if values[name].__class__ is not int and values[name] is not None:
+            values[name] = otherwise
     return Job(**{name: values[name] for name in Job.__dataclass_fields__})
 
 
@@ -107,12 +117,12 @@ class JobReader:
     def find_next_ready_at(self, kinds: Iterable[str], *, session: Session | None = None) -> int | None:
         """Return the earliest ``available_at_ms`` of the ready rows of ``kinds``, or None when there are none."""
         with self._database.reading_within(session) as tx:
-            return tx.execute(reader_sql.NEXT_READY_AT, {"kinds": list(kinds)}).scalar()
+            return _whole(tx.execute(reader_sql.NEXT_READY_AT, {"kinds": list(kinds)}).scalar())
 
     def find_oldest_ready_at(self, *, session: Session | None = None) -> int | None:
         """Return when the ready row that has waited longest became due (ms, UTC; may be to come), or None."""
         with self._database.reading_within(session) as tx:
-            return tx.execute(reader_sql.OLDEST_READY_AT).scalar()
+            return _whole(tx.execute(reader_sql.OLDEST_READY_AT).scalar())
 
     def count_expired(self, now_ms: int, *, session: Session | None = None) -> int:
         """Count the running rows whose lease is over at ``now_ms``."""
@@ -122,4 +132,8 @@ class JobReader:
     def list_owners(self, *, session: Session | None = None) -> list[str]:
         """List the workers that hold running rows."""
         with self._database.reading_within(session) as tx:
-            return list(tx.execute(reader_sql.LIST_OWNERS).scalars())
+            return [owner for owner in tx.execute(reader_sql.LIST_OWNERS).scalars() if isinstance(owner, str)]
+
+
+def _whole(found: object) -> int | None:
+    return found if isinstance(found, int) else None

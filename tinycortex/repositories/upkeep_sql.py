@@ -12,7 +12,8 @@ from tinycortex.repositories.job_sql import CANCELLED, FREE, KEPT
 
 # Who was asked to stop, and is gone, has stopped.
 _ASKED = "cancel_requested_at_ms IS NOT NULL"
-_SPENT = "attempts >= max_attempts"
+# Cast, as everything that is compared here: SQLite lets another program write text where a number belongs.
+_SPENT = "CAST(attempts AS BIGINT) >= CAST(max_attempts AS BIGINT)"
 _GOES_ON = f"NOT ({_SPENT}) AND NOT ({_ASKED})"
 
 # A process that dies burns the attempt, or a job that kills its process would run for ever.
@@ -28,7 +29,7 @@ _RECOVER = f"""
     """
 
 # A running row without a lease is nobody's: without this it would run for ever.
-EXPIRED = "status = 'running' AND (locked_until_ms < :now_ms OR locked_until_ms IS NULL)"
+EXPIRED = "status = 'running' AND (CAST(locked_until_ms AS BIGINT) < :now_ms OR locked_until_ms IS NULL)"
 
 # Another program's claim leaves our word in locked_by, but not the instant of our own claim.
 OURS = "status = 'running' AND claimed_at_ms = started_at_ms AND locked_by"

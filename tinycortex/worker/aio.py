@@ -7,11 +7,12 @@ from typing import Any
 
 from tinycortex.config import WorkerSettings
 from tinycortex.domain.clock import Clock
-from tinycortex.errors import InvalidInputError, StorageError, TinycortexError
+from tinycortex.errors import InvalidInputError, StorageCorruptError, StorageError, TinycortexError
 from tinycortex.handlers.registry import HandlerRegistry
+from tinycortex.worker.backoff import pause_ms
 from tinycortex.worker.heartbeat import Heartbeat
 from tinycortex.worker.step import WorkerStep
-from tinycortex.worker.upkeep import Chore, Faults, Upkeep
+from tinycortex.worker.upkeep import SHORTEST_PAUSE_S, Chore, Faults, Upkeep
 from tinycortex.worker.wakeup import Wakeup
 
 _QUIET_S = 1.0
@@ -118,7 +119,7 @@ class _Run:
         self._concurrency = concurrency
         self._kinds = kinds
         self._faults = Faults(worker.settings, worker.step.emitter)
-        self._idle_s = worker.settings.idle_ms / 1000
+        self._idle_s = max(worker.settings.idle_ms / 1000, SHORTEST_PAUSE_S)
         self._quiet = False
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
@@ -141,6 +142,7 @@ class _Run:
     async def run(self) -> None:
         """Serve, wait for what runs, and leave nothing behind."""
         loop = asyncio.get_running_loop()
+        self._worker.step.join()
         try:
             with self._worker.wakeup.listen(lambda: loop.call_soon_threadsafe(self._changed.set)):
                 while not self._stop.is_set():
@@ -156,6 +158,7 @@ class _Run:
         try:
             self._check()
             if not self._ready.is_set() or len(self._running) >= self._concurrency:
+                await self._worker.step.retry_kept()
                 await self._wait(self._idle_s)
                 return
             claim = None if self._quiet else await self._worker.step.claim(self._kinds)
@@ -171,8 +174,9 @@ class _Run:
 
     def _check(self) -> None:
         """Raise what a job met, or what ended something that the worker cannot do without."""
-        if self._errors:
-            raise self._errors.pop()
+        errors, self._errors = self._errors, []
+        if errors:  # one pause for all that the jobs met meanwhile, the longest that one of them calls for
+            raise max(errors, key=lambda error: _severity(error, self._worker.settings))
         if self._upkeep.done():
             self._upkeep.result()
         if not self._worker.heartbeat.is_healthy():
@@ -196,8 +200,10 @@ class _Run:
         self._quiet = not woken and left_s > self._idle_s and not self._worker.step.is_keeping
 
     async def _wait(self, timeout_s: float) -> bool:
+        # Not wait_for: before Python 3.12 it loses a cancellation that comes a moment after what it waits for.
         try:
-            return await asyncio.wait_for(self._changed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await self._changed.wait()
         except TimeoutError:
             return False
 
@@ -208,3 +214,9 @@ class _Run:
         await asyncio.wait(tasks, timeout=_CLEAN_UP_S)
         # What was given back is written when this worker is seen to have ended.
         await self._worker.step.leave()
+
+
+def _severity(error: BaseException, settings: WorkerSettings) -> float:
+    if not isinstance(error, StorageError) or isinstance(error, StorageCorruptError):
+        return math.inf  # it ends the worker
+    return pause_ms(error, settings)

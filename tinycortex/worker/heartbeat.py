@@ -43,8 +43,14 @@ class Heartbeat:
         self._stop = threading.Event()
         self._asleep = False
 
-    def watch(self, job: Job, signals: RunSignals) -> None:
-        """Look after the claim ``job`` until it is dropped."""
+    def watch(self, job: Job, signals: RunSignals, renewed_at: float | None = None) -> None:
+        """Look after the claim ``job`` until it is dropped.
+
+        Args:
+            job: the claim.
+            signals: what its handler is told.
+            renewed_at: when its lease was renewed (monotonic seconds), as :meth:`drop` says; just now when left out.
+        """
         if self._process != os.getpid():
             self._start_afresh()  # thread, claims and perhaps a held lock are the parent's
         lease_ms = (job.locked_until_ms or 0) - (job.started_at_ms or 0)
@@ -55,7 +61,9 @@ class Heartbeat:
                 return
             if other is not None and other.job.claim_token < job.claim_token:
                 other.signals.lease_lost = True  # this very process has claimed the row anew
-            self._watched[job.id] = _Watched(job, signals, lease_ms, time.monotonic())
+            self._watched[job.id] = _Watched(
+                job, signals, lease_ms, time.monotonic() if renewed_at is None else renewed_at
+            )
             if self._thread is None:
                 # Each thread has a stop of its own: one that is still ending cannot be called back to life.
                 self._stop = threading.Event()
@@ -66,12 +74,14 @@ class Heartbeat:
             elif self._asleep or lease_ms < self._beat_ms * _RENEWALS_PER_LEASE:
                 self._changed.notify_all()
 
-    def drop(self, job: Job) -> None:
-        """Look after the claim no more."""
+    def drop(self, job: Job) -> float | None:
+        """Look after the claim no more; return when its lease was renewed, None when nobody looked after it."""
         with self._changed:
             watched = self._watched.get(job.id)
-            if watched is not None and watched.job.claim_token == job.claim_token:
-                del self._watched[job.id]
+            if watched is None or watched.job.claim_token != job.claim_token:
+                return None
+            del self._watched[job.id]
+            return watched.renewed_at
 
     def is_healthy(self) -> bool:
         """Tell whether the thread that renews leases is alive, or not needed yet."""

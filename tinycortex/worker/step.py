@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from tinycortex.config import QueueSettings, WorkerSettings
 from tinycortex.db import Database
@@ -16,7 +17,7 @@ from tinycortex.domain.failures import describe_error, find_failure, iter_causes
 from tinycortex.domain.jobs import Job
 from tinycortex.domain.kinds import KindSpec
 from tinycortex.domain.outcomes import Defer, JobPlan
-from tinycortex.errors import StorageBusyError, StorageCorruptError, StorageError
+from tinycortex.errors import InvalidInputError, StorageBusyError, StorageCorruptError, StorageError
 from tinycortex.handlers.context import RunSignals
 from tinycortex.handlers.registry import HandlerRegistry
 from tinycortex.repositories.jobs import JobRepository
@@ -105,6 +106,7 @@ class WorkerStep:
         self._worker = worker
         self._clock = clock
         self._kept: deque[_Kept] = deque()
+        self._loops = 0
 
     @property
     def emitter(self) -> Emitter:
@@ -125,14 +127,22 @@ class WorkerStep:
                 its lease renewed, and written by a later step.
         """
         self._database.refuse_inside_transaction()
+        if self._storage.is_current():
+            raise InvalidInputError("a subscriber cannot run jobs: it is called by the very thread that claims them")
         return self._portal.run(self.run_once_async(kinds))
 
     async def run_once_async(self, kinds: Collection[str] | None = None) -> bool:
         """Do as :meth:`run_once` on the running loop."""
-        claim = await self.claim(kinds)
-        if claim is None:
-            return False
-        await self.carry_out(claim)
+        try:
+            claim = await self.claim(kinds)
+            if claim is None:
+                return False
+            await self.carry_out(claim)
+        except asyncio.CancelledError:
+            # The program may end right after, and what is given back is to be written before.
+            with suppress(asyncio.CancelledError):
+                await self._storage.call(_nothing)
+            raise
         return True
 
     # Claim
@@ -244,17 +254,34 @@ class WorkerStep:
         else:
             self._cool_down(claim, result)
             claim.release_permit()
-            self._storage.submit(_quietly, self.settle, claim, result)
+            self._storage.submit(self._quietly, self.settle, claim, result)
 
     def give_back_later(self, claim: Claim) -> None:
         """Have a claim given back unused, attempt and all."""
         claim.begun = True
         claim.release_permit()
-        self._storage.submit(_quietly, self._end, claim, None)
+        self._storage.submit(self._quietly, self._end, claim, None)
+
+    def _quietly(self, end: Callable[[Claim, Any], None], claim: Claim, result: Result | None) -> None:
+        """End a claim that nobody waits for. What cannot be written is kept, for as long as a loop may write it."""
+        with suppress(StorageError):
+            end(claim, result)
+        if self._loops == 0:
+            self._heartbeat.drop(claim.job)
+
+    def join(self) -> None:
+        """Note that a loop drives this step, and will write what is kept; it ends with :meth:`leave`."""
+        self._loops += 1
 
     async def leave(self) -> None:
         """Return when all that storage was told to do is done, or kept with nobody to renew its lease."""
+        self._loops -= 1
         await self._storage.call(self.leave_kept)
+
+    async def retry_kept(self) -> None:
+        """Write what is kept, as :meth:`claim` does, without claiming."""
+        if self._kept:
+            await self._storage.call(self.settle_kept)
 
     # Settle
 
@@ -290,10 +317,11 @@ class WorkerStep:
         """Tell whether a result waits for the database."""
         return bool(self._kept)
 
-    def settle_kept(self) -> None:
+    def settle_kept(self, *, at_once: bool = False) -> None:
         """Write the results that the database could not take before, as far as it can now.
 
-        One that it goes on refusing for want of room holds up no other job, until there are several.
+        One that it goes on refusing for want of room holds up no other job, until there are several: it is
+        tried again after a pause, or now when ``at_once`` is set.
 
         Raises:
             StorageError: the database cannot do its work, or refuses too many.
@@ -303,7 +331,7 @@ class WorkerStep:
                 kept = self._kept.popleft()
             except IndexError:  # asked this way, since another thread may take the last one first
                 return
-            if time.monotonic() < kept.again_at:
+            if not at_once and time.monotonic() < kept.again_at:
                 self._kept.append(kept)
                 continue
             try:
@@ -317,13 +345,15 @@ class WorkerStep:
     def leave_kept(self) -> None:
         """Try once more to write what is kept; renew its leases no longer, as nobody may come to write it."""
         with suppress(StorageError):
-            self.settle_kept()
+            self.settle_kept(at_once=True)
+        if self._loops > 0:
+            return
         for kept in self._kept:
             self._heartbeat.drop(kept.claim.job)
 
     def _end(self, claim: Claim, result: Result | None, *, again: bool = False) -> None:
         """Write how a claim ended, None for one that is given back unused; keep what cannot be written."""
-        self._heartbeat.drop(claim.job)
+        renewed_at = self._heartbeat.drop(claim.job)
         try:
             if result is None:
                 self._jobs.release(claim.job)
@@ -331,7 +361,7 @@ class WorkerStep:
                 with handler_took(claim.handler_ms):
                     self._settlement.settle(claim.job, result)
         except StorageError as error:
-            self._heartbeat.watch(claim.job, claim.signals)
+            self._heartbeat.watch(claim.job, claim.signals, renewed_at)
             wait_s = pause_ms(error, self._worker) / 1000 if again and not isinstance(error, StorageBusyError) else 0.0
             self._kept.append(_Kept(claim, result, time.monotonic() + wait_s))
             raise
@@ -341,7 +371,5 @@ def _since(began_at: float) -> float:
     return (time.perf_counter() - began_at) * 1000
 
 
-def _quietly(end: Callable[..., None], *arguments: object) -> None:
-    """End a claim that nobody waits for: what cannot be written is kept."""
-    with suppress(StorageError):
-        end(*arguments)
+def _nothing() -> None:
+    """Be called when all that was asked for before is done."""

@@ -15,6 +15,9 @@ from tinycortex.worker.backoff import pause_ms
 
 logger = logging.getLogger(__name__)
 
+SHORTEST_PAUSE_S = 0.005
+"""Whatever the settings say: a worker that has nothing to do does not spin."""
+
 _TELL_EVERY_S = 60.0
 """A fault that lasts is told this often, not each time it is met."""
 
@@ -82,4 +85,4 @@ class Upkeep:
                         pause_s = max(pause_s, faults.pause_after(error))
                     else:
                         due_at[number] = time.monotonic() + chore.every_s
-            await asyncio.sleep(max(pause_s, min(due_at) - time.monotonic()))
+            await asyncio.sleep(max(pause_s, min(due_at) - time.monotonic(), SHORTEST_PAUSE_S))

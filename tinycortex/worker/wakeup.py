@@ -31,8 +31,11 @@ class Wakeup:
     def notify(self) -> None:
         """Wake every listener of this process."""
         if self._process == os.getpid():
-            for wake in list(self._listeners.values()):
-                wake()
+            for key, wake in list(self._listeners.items()):
+                try:
+                    wake()
+                except RuntimeError:  # its loop was closed under it; the commit that woke it stands all the same
+                    self._listeners.pop(key, None)
 
     @contextmanager
     def listen(self, wake: Callable[[], object]) -> Iterator[None]:
