@@ -96,6 +96,79 @@ assert cortex.llm_gate.available == 1
 cortex.close()
 """
 
+INTERRUPTED = """
+import asyncio, os, signal, sys
+from pydantic import BaseModel
+from tinycortex import Cortex, NewJob
+
+class Note(BaseModel):
+    text: str = ""
+
+cortex = Cortex.open(sys.argv[1])
+
+@cortex.handler("note", payload=Note)
+async def note(ctx, payload):
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.sleep(60)
+
+def turn_a_bare_loop():
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(cortex.run())
+
+ways = {
+    "run_once": lambda: cortex.run_once(),
+    "drain": lambda: cortex.drain_until_idle(),
+    "run_sync": lambda: cortex.run_sync(),
+    "run_once_async": lambda: asyncio.run(cortex.run_once_async()),
+    "run": lambda: asyncio.run(cortex.run()),
+    "a bare loop": turn_a_bare_loop,
+}
+cortex.enqueue(NewJob.of("note", Note()))
+try:
+    ways[sys.argv[2]]()
+except KeyboardInterrupt:
+    os._exit(130)
+"""
+
+CLOSES_ITS_LOOP = """
+import asyncio, os, sys, threading
+from pydantic import BaseModel
+from tinycortex import Cortex, JobStatus, NewJob, Settings
+from tinycortex.config import WorkerSettings
+
+class Note(BaseModel):
+    text: str = ""
+
+cortex = Cortex.open(sys.argv[1], settings=Settings(worker=WorkerSettings(heartbeat_ms=10)))
+began, may_end = threading.Event(), threading.Event()
+
+async def asynchronous(ctx, payload):
+    began.set()
+    await asyncio.Event().wait()
+
+def in_a_thread(ctx, payload):
+    began.set()
+    may_end.wait()
+
+async def main():
+    global worker
+    worker = asyncio.create_task(cortex.run(kinds=["note"]))
+    while not began.is_set():
+        await asyncio.sleep(0.005)
+
+cortex.handler("note", payload=Note, llm_bound=True)(globals()[sys.argv[2]])
+job_id = cortex.enqueue(NewJob.of("note", Note()))
+loop = asyncio.new_event_loop()
+loop.run_until_complete(main())
+loop.close()
+may_end.set()
+while cortex.get_job(job_id).status is JobStatus.RUNNING:
+    threading.Event().wait(0.005)
+job = cortex.get_job(job_id)
+print(job.status, job.attempts, cortex.llm_gate.available, flush=True)
+os._exit(0)
+"""
+
 
 class Note(BaseModel):
     text: str = ""
@@ -207,7 +280,64 @@ def test_a_cancellation_beside_a_wake_up_is_not_lost(
     asyncio.run(main())
 
 
+def test_a_handler_that_cleans_up_keeps_its_row_until_it_has_ended(open_cortex: OpenCortex) -> None:
+    """However often its task is cancelled meanwhile: two runs of one job at a time are worse than a wait."""
+    cortex = open_cortex(HURRIED)
+    began, cleaning, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def handler(_ctx: JobContext, _payload: Note) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaning.set()
+            await may_end.wait()
+
+    cortex.handler("note", payload=Note, llm_bound=True)(handler)
+    job_id = str(cortex.enqueue(NewJob.of("note", Note())))
+
+    async def main() -> None:
+        step = asyncio.create_task(cortex.run_once_async())
+        await began.wait()
+        step.cancel()
+        await cleaning.wait()
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        await asyncio.to_thread(cortex.run_once)
+        assert (cortex.get_job(job_id).status, cortex.llm_gate.available) == (JobStatus.RUNNING, 0)
+        may_end.set()
+        await asyncio.to_thread(until, lambda: cortex.get_job(job_id).status is not JobStatus.RUNNING)
+
+    asyncio.run(main())
+    job = cortex.get_job(job_id)
+    assert (job.status, job.attempts, cortex.llm_gate.available) == (JobStatus.READY, 0, 1)
+    assert_nothing_is_held(cortex)
+
+
+@pytest.mark.parametrize("way", ["run_once", "drain", "run_sync", "run_once_async", "run", "a bare loop"])
+def test_an_interrupt_inside_a_handler_gives_the_job_back(database_url: str, open_cortex: OpenCortex, way: str) -> None:
+    """It is the user's wish to stop and no fault of the job, and the row is free before the program has ended."""
+    cortex = open_cortex()
+    with program(INTERRUPTED, database_url, way) as process:
+        code, _out, err = outcome(process)
+    assert (code, err) == (130, "")
+    [job] = cortex.jobs.list_jobs(kind="note")
+    assert (job.status, job.attempts) == (JobStatus.READY, 0)
+
+
 # Loops that end
+
+
+@pytest.mark.parametrize(("handler", "expected"), [("asynchronous", "ready 0 1"), ("in_a_thread", "done 1 1")])
+def test_a_loop_that_is_closed_over_a_claim_holds_it_no_longer(
+    database_url: str, cortex: Cortex, handler: str, expected: str
+) -> None:
+    """A handler on it will never go on, so its row is free; one in a thread does, and is settled at its end."""
+    with program(CLOSES_ITS_LOOP, database_url, handler) as process:
+        _code, out, err = outcome(process)
+    assert out.split("\n")[0] == expected, err
+    assert cortex.jobs.count_by_status()[JobStatus.RUNNING] == 0
 
 
 def test_a_listener_whose_loop_is_closed_harms_no_producer(cortex: Cortex) -> None:

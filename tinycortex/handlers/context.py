@@ -1,5 +1,6 @@
 """What a handler is given beside its payload."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,14 +12,15 @@ from tinycortex.domain.jobs import Job
 from tinycortex.errors import LeaseLostError
 
 
-class _Thread(Enum):
+class _Run(Enum):
     NONE = auto()
-    RUNS = auto()
+    ON_LOOP = auto()
+    IN_THREAD = auto()
     ENDED = auto()
 
 
 class RunSignals:
-    """What the outside tells a running handler; written by one thread, read by any.
+    """What the outside tells a running handler, and whether it still runs; written by one thread, read by any.
 
     Attributes:
         lease_lost: another worker may hold the job.
@@ -32,9 +34,11 @@ class RunSignals:
         self.timed_out = False
         self._lock = threading.Lock()
         self._stop: Callable[[], object] | None = None
-        self._thread = _Thread.NONE
+        self._run = _Run.NONE
         self._returned: object = None
-        self._after_thread: list[Callable[[object], object]] = []
+        self._after_end: Callable[[object], object] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._let_go: Callable[[], object] | None = None
 
     def request_cancel(self) -> None:
         """Tell the handler to stop; an asynchronous one is cancelled at its next await."""
@@ -50,32 +54,54 @@ class RunSignals:
             if stop is not None and self.cancel_requested:
                 stop()
 
-    def enter_thread(self) -> None:
-        """Note that the handler runs in a thread, which nothing can stop."""
-        self._thread = _Thread.RUNS
+    # The handler's end, for a worker that can no longer await it
 
-    def leave_thread(self, returned: object) -> None:
-        """Note that the thread has ended, and do what waited for it."""
+    def begin(self, *, in_thread: bool) -> None:
+        """Note that the handler runs: in a thread, which nothing can stop, or on the loop."""
+        self._run = _Run.IN_THREAD if in_thread else _Run.ON_LOOP
+
+    def end(self, returned: object) -> None:
+        """Note that it has ended, and do what waited for that."""
         with self._lock:
-            self._thread, self._returned = _Thread.ENDED, returned
-            waiting, self._after_thread = self._after_thread, []
-        for callback in waiting:
+            self._run, self._returned = _Run.ENDED, returned
+            waiting, self._after_end = self._after_end, None
+        if waiting is not None:
+            waiting(returned)
+
+    def take(self) -> None:
+        """Note that what it returned has been taken."""
+        with self._lock:
+            self._run, self._returned = _Run.NONE, None
+
+    def after_end(self, callback: Callable[[object], object]) -> bool:
+        """Have ``callback`` called with what the handler returned, at its end; False when none runs."""
+        with self._lock:
+            run, returned = self._run, self._returned
+            if run is _Run.ON_LOOP and self._loop is not None and self._loop.is_closed():
+                return False  # it never goes on
+            if run in (_Run.ON_LOOP, _Run.IN_THREAD):
+                self._after_end = callback
+        if run is _Run.ENDED:
             callback(returned)
+        return run is not _Run.NONE
 
-    def return_to_loop(self) -> None:
-        """Note that the loop has taken what the thread returned."""
-        with self._lock:
-            self._thread, self._returned = _Thread.NONE, None
+    # The end of its loop
 
-    def after_thread(self, callback: Callable[[object], object]) -> bool:
-        """Have ``callback`` called with what the handler's thread returns; False when there is no thread."""
+    def live_on(self, loop: asyncio.AbstractEventLoop, let_go: Callable[[], object]) -> None:
+        """Note on which loop the claim is carried out, and what to call when that loop leaves it."""
+        self._loop, self._let_go = loop, let_go
+
+    def look_at_loop(self) -> None:
+        """Let go of the claim when its loop was closed over it: no task of that loop will."""
+        if self._loop is not None and self._loop.is_closed():
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Have the claim ended without its task; once, however often it is called."""
         with self._lock:
-            state, returned = self._thread, self._returned
-            if state is _Thread.RUNS:
-                self._after_thread.append(callback)
-        if state is _Thread.ENDED:
-            callback(returned)
-        return state is not _Thread.NONE
+            let_go, self._let_go = self._let_go, None
+        if let_go is not None:
+            let_go()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,9 @@
 import asyncio
 import inspect
 import logging
+import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,10 @@ from tinycortex.threads import SerialThread, Threads
 logger = logging.getLogger(__name__)
 
 
+Result = JobPlan | BaseException
+"""What a handler planned, or what it raised."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Raised:
     """What a handler raised, as a value.
@@ -31,6 +37,13 @@ class _Raised:
     """
 
     error: BaseException
+
+
+_LAST_WORD_S = 5.0
+"""How long a program that is interrupted waits until its claim is given back."""
+
+_CUT_SHORT = _Raised(asyncio.CancelledError())
+"""What became of an asynchronous handler whose worker could not wait for it."""
 
 
 class Dispatcher:
@@ -53,48 +66,68 @@ class Dispatcher:
         self._delegates = delegates
         self._clock = clock
 
-    async def dispatch(self, job: Job, signals: RunSignals) -> JobPlan:
+    async def dispatch(self, job: Job, signals: RunSignals) -> Result:
         """Run the handler of ``job``: an ``async def`` on this loop, a plain ``def`` in a thread.
 
         Past the kind's ``timeout_s`` an asynchronous handler is cancelled. A thread cannot be: the timeout
         is noted on the row, and the run ends, as a failed attempt all the same, when the thread does.
 
+        Returns:
+            What the handler planned or raised; a :class:`JobFailure` when its payload is malformed
+            (unrecoverable: it will never read differently) or it timed out (transient); a TypeError when
+            it returned something that is no plan.
+
         Raises:
-            JobFailure: the payload is malformed (unrecoverable: it will never read differently), or the
-                handler timed out (transient).
-            TypeError: the handler returned something that is no plan.
-            BaseException: whatever the handler raised.
+            asyncio.CancelledError: this task itself was cancelled; see :meth:`conclude`.
         """
         registration = self._registry.get(job.kind)
         spec, handler = registration.spec, registration.handler
         try:
             payload = parse_payload(spec.payload, job.payload_json)
         except PayloadError as error:
-            raise JobFailure.unrecoverable(policy.REASON_MALFORMED_PAYLOAD, str(error)) from error
+            failure = JobFailure.unrecoverable(policy.REASON_MALFORMED_PAYLOAD, str(error))
+            failure.__cause__ = error
+            return failure
         context = JobContext(job=job, delegates=self._delegates, clock=self._clock, signals=signals)
         if inspect.iscoroutinefunction(handler):
-            result = await self._await(handler(context, payload), signals, spec.timeout_s)
+            returned = await self._await(handler(context, payload), signals, spec.timeout_s)
         else:
-            result = await self._call(lambda: handler(context, payload), job, signals, spec.timeout_s)
-            if inspect.isawaitable(result):  # a partial, a lambda or an object around an async def
-                result = await self._await(result, signals, spec.timeout_s)
-        return _plan(job, result)
+            returned = await self._call(lambda: handler(context, payload), job, signals, spec.timeout_s)
+            if inspect.isawaitable(returned) and not signals.timed_out:  # a partial or an object around an async def
+                returned = await self._await(returned, signals, spec.timeout_s)
+        return self._result(job, signals, returned)
 
-    def conclude(self, job: Job, signals: RunSignals, returned: object) -> JobPlan | BaseException | None:
-        """Return how a run ended whose handler's thread has ended after its task; None when it had only begun."""
-        if inspect.isawaitable(returned):
-            if inspect.iscoroutine(returned):
-                returned.close()
+    def conclude(self, job: Job, signals: RunSignals, returned: object) -> Result | None:
+        """Return how a run ended that its own task could not await; None when it had only begun, or was cut short."""
+        if not signals.timed_out and (returned is _CUT_SHORT or inspect.isawaitable(returned)):
+            _close(returned)
             return None
-        try:
-            return _plan(job, _result(returned, signals, self._registry.get(job.kind).spec.timeout_s))
-        except BaseException as error:  # noqa: BLE001 - the handler's own, SystemExit too
-            return error
+        return self._result(job, signals, returned)
+
+    def _result(self, job: Job, signals: RunSignals, returned: object) -> Result:
+        if signals.timed_out:
+            _close(returned)
+            timeout_s = self._registry.get(job.kind).spec.timeout_s
+            return JobFailure.transient(policy.REASON_TIMEOUT, f"timed out after {timeout_s:g} s")
+        if isinstance(returned, _Raised):
+            return returned.error
+        if returned is None:
+            return Done()
+        if not isinstance(returned, JobPlan):
+            what = type(returned).__name__
+            return TypeError(f"the handler of {job.kind!r} returned {what}; return Done, Defer or None")
+        return returned
 
     async def _await(self, awaitable: Awaitable[Any], signals: RunSignals, timeout_s: float | None) -> object:
-        task = asyncio.ensure_future(_guarded(awaitable))
+        def note_end(_task: object) -> None:
+            _close(awaitable)  # of a task that was cancelled before its first step
+            signals.end(_CUT_SHORT)
+
+        signals.begin(in_thread=False)
+        task = asyncio.ensure_future(self._guarded(awaitable, signals))
+        task.add_done_callback(note_end)
         loop = asyncio.get_running_loop()
-        signals.stop_with(lambda: loop.call_soon_threadsafe(task.cancel))
+        signals.stop_with(lambda: None if loop.is_closed() else loop.call_soon_threadsafe(task.cancel))
         try:
             done, _pending = await asyncio.wait({task}, timeout=timeout_s)
             if not done:
@@ -104,9 +137,24 @@ class Dispatcher:
             if not task.done():  # timed out, or this worker is being stopped
                 task.cancel()
                 await asyncio.wait({task})
-            if inspect.iscoroutine(awaitable):
-                awaitable.close()  # of a task that was cancelled before its first step
-        return _result(task.result(), signals, timeout_s)
+        signals.take()
+        return _CUT_SHORT if task.cancelled() else task.result()
+
+    async def _guarded(self, awaitable: Awaitable[Any], signals: RunSignals) -> object:
+        try:
+            return await awaitable
+        except BaseException as error:  # see _Raised; and a timeout outranks whatever it led to
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                self._give_way(signals)
+                raise
+            return _Raised(error)
+
+    def _give_way(self, signals: RunSignals) -> None:
+        """End a run where Ctrl-C has struck the handler's own code: its loop may never turn again."""
+        signals.end(_CUT_SHORT)
+        signals.let_go()
+        with suppress(TimeoutError):  # the program may end right after
+            self._storage.submit(int).result(_LAST_WORD_S)
 
     async def _call(self, call: Callable[[], object], job: Job, signals: RunSignals, timeout_s: float | None) -> object:
         def run() -> object:
@@ -116,18 +164,18 @@ class Dispatcher:
             except BaseException as error:  # noqa: BLE001 - see _Raised
                 returned = _Raised(error)
             finally:
-                signals.leave_thread(returned)
+                signals.end(returned)
             return returned
 
-        signals.enter_thread()
+        signals.begin(in_thread=True)
         thread = asyncio.wrap_future(self._threads.submit(run))
         done, _pending = await asyncio.wait({thread}, timeout=timeout_s)
         if not done:
             signals.timed_out = True
             await self._storage.call(self._note_timeout, job, timeout_s)
             await asyncio.wait({thread})
-        signals.return_to_loop()
-        return _result(thread.result(), signals, timeout_s)
+        signals.take()
+        return thread.result()
 
     def _note_timeout(self, job: Job, timeout_s: float | None) -> None:
         message = f"timed out after {timeout_s:g} s, and its thread is still running"
@@ -138,24 +186,6 @@ class Dispatcher:
             logger.warning("job %s: the timeout could not be noted: %s", job.id, type(error).__name__)
 
 
-async def _guarded(awaitable: Awaitable[Any]) -> object:
-    try:
-        return await awaitable
-    except BaseException as error:  # noqa: BLE001 - see _Raised; and a timeout outranks whatever it led to
-        return _Raised(error)
-
-
-def _result(result: object, signals: RunSignals, timeout_s: float | None) -> object:
-    if signals.timed_out:
-        raise JobFailure.transient(policy.REASON_TIMEOUT, f"timed out after {timeout_s:g} s")
-    if isinstance(result, _Raised):
-        raise result.error
-    return result
-
-
-def _plan(job: Job, result: object) -> JobPlan:
-    if result is None:
-        return Done()
-    if not isinstance(result, JobPlan):
-        raise TypeError(f"the handler of {job.kind!r} returned {type(result).__name__}; return Done, Defer or None")
-    return result
+def _close(awaitable: object) -> None:
+    if inspect.iscoroutine(awaitable):
+        awaitable.close()

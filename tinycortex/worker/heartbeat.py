@@ -103,6 +103,8 @@ class Heartbeat:
         """Look once after every claim: is it still held, was it asked to stop, is its renewal due?"""
         with self._changed:
             watched = list(self._watched.values())
+        for claim in watched:
+            claim.signals.look_at_loop()
         if not watched:
             return
         try:

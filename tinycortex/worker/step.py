@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tinycortex.config import QueueSettings, WorkerSettings
@@ -16,12 +17,12 @@ from tinycortex.domain.clock import Clock
 from tinycortex.domain.failures import describe_error, find_failure, iter_causes
 from tinycortex.domain.jobs import Job
 from tinycortex.domain.kinds import KindSpec
-from tinycortex.domain.outcomes import Defer, JobPlan
+from tinycortex.domain.outcomes import Defer
 from tinycortex.errors import InvalidInputError, StorageBusyError, StorageCorruptError, StorageError
 from tinycortex.handlers.context import RunSignals
 from tinycortex.handlers.registry import HandlerRegistry
 from tinycortex.repositories.jobs import JobRepository
-from tinycortex.services.dispatcher import Dispatcher
+from tinycortex.services.dispatcher import Dispatcher, Result
 from tinycortex.services.gate import LlmGate, Permit
 from tinycortex.services.portal import LoopThread
 from tinycortex.services.settlement import Settlement
@@ -30,9 +31,6 @@ from tinycortex.threads import SerialThread
 from tinycortex.worker.backoff import pause_ms
 from tinycortex.worker.heartbeat import Heartbeat
 from tinycortex.worker.identity import WorkerIdentity
-
-Result = JobPlan | BaseException
-"""What a handler planned, or what it raised."""
 
 _MOST_KEPT = 8
 """Results that wait for the database before a worker claims no more: each was work, and takes memory."""
@@ -106,7 +104,7 @@ class WorkerStep:
         self._worker = worker
         self._clock = clock
         self._kept: deque[_Kept] = deque()
-        self._loops = 0
+        self._loops: list[asyncio.AbstractEventLoop] = []
 
     @property
     def emitter(self) -> Emitter:
@@ -153,14 +151,14 @@ class WorkerStep:
         Raises:
             StorageError: nothing was claimed.
         """
-        claiming = self._storage.submit(self._claim, kinds)
+        claiming = self._storage.submit(self._claim, asyncio.get_running_loop(), kinds)
         try:
             return await asyncio.shield(asyncio.wrap_future(claiming))
         except BaseException:
             claiming.add_done_callback(self._give_back_claimed)  # at once, when it is there already
             raise
 
-    def _claim(self, kinds: Collection[str] | None) -> Claim | None:
+    def _claim(self, loop: asyncio.AbstractEventLoop, kinds: Collection[str] | None) -> Claim | None:
         # The permit comes first: with none free, LLM-bound kinds are left out and the others go on.
         self.settle_kept()
         self._database.presence.announce(self.worker_id)
@@ -178,6 +176,7 @@ class WorkerStep:
         if job is None:
             return None
         claim = Claim(job, permit)
+        claim.signals.live_on(loop, partial(self._let_go, claim))
         self._heartbeat.watch(job, claim.signals)
         return claim
 
@@ -222,14 +221,10 @@ class WorkerStep:
         began_at = time.perf_counter()
         try:
             result: Result = await self._dispatcher.dispatch(claim.job, claim.signals)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                if not claim.signals.after_thread(lambda returned: self._settle_later(claim, returned, began_at)):
-                    self.give_back_later(claim)
-                raise
-            result = error  # the handler's own, or of a job that was asked to stop
-        except BaseException as error:  # noqa: BLE001 - SystemExit from a handler must not end the worker
+        except asyncio.CancelledError:  # of this task: what a handler raises is a value
+            self._let_go(claim, began_at)
+            raise
+        except Exception as error:  # noqa: BLE001 - of the dispatch itself; the claim must end all the same
             result = error
         claim.handler_ms = _since(began_at)
         self._cool_down(claim, result)
@@ -246,8 +241,13 @@ class WorkerStep:
         elif isinstance(result, Defer) and result.cooldown:
             self._gate.close_for((result.until_ms - self._clock.now_ms()) / 1000)
 
-    def _settle_later(self, claim: Claim, returned: object, began_at: float) -> None:
-        claim.handler_ms = _since(began_at)
+    def _let_go(self, claim: Claim, began_at: float | None = None) -> None:
+        """See to the end of a claim whose task is over; not before that of its handler, which may go on."""
+        if not claim.signals.after_end(partial(self._settle_later, claim, began_at)):
+            self.give_back_later(claim)
+
+    def _settle_later(self, claim: Claim, began_at: float | None, returned: object) -> None:
+        claim.handler_ms = None if began_at is None else _since(began_at)
         result = self._dispatcher.conclude(claim.job, claim.signals, returned)
         if result is None:
             self.give_back_later(claim)
@@ -260,22 +260,31 @@ class WorkerStep:
         """Have a claim given back unused, attempt and all."""
         claim.begun = True
         claim.release_permit()
-        self._storage.submit(self._quietly, self._end, claim, None)
+        self._storage.submit(self._quietly, self._give_back, claim, None)
+
+    def _give_back(self, claim: Claim, _result: None) -> None:
+        if any(kept.claim is claim for kept in self._kept):
+            self._heartbeat.drop(claim.job)  # it has ended, and its loop, which might have written it, too
+        else:
+            self._end(claim, None)
 
     def _quietly(self, end: Callable[[Claim, Any], None], claim: Claim, result: Result | None) -> None:
         """End a claim that nobody waits for. What cannot be written is kept, for as long as a loop may write it."""
         with suppress(StorageError):
             end(claim, result)
-        if self._loops == 0:
+        if not self._is_driven():
             self._heartbeat.drop(claim.job)
 
     def join(self) -> None:
         """Note that a loop drives this step, and will write what is kept; it ends with :meth:`leave`."""
-        self._loops += 1
+        self._loops.append(asyncio.get_running_loop())
+
+    def _is_driven(self) -> bool:
+        return not all(loop.is_closed() for loop in self._loops)
 
     async def leave(self) -> None:
         """Return when all that storage was told to do is done, or kept with nobody to renew its lease."""
-        self._loops -= 1
+        self._loops.remove(asyncio.get_running_loop())
         await self._storage.call(self.leave_kept)
 
     async def retry_kept(self) -> None:
@@ -346,7 +355,7 @@ class WorkerStep:
         """Try once more to write what is kept; renew its leases no longer, as nobody may come to write it."""
         with suppress(StorageError):
             self.settle_kept(at_once=True)
-        if self._loops > 0:
+        if self._is_driven():
             return
         for kept in self._kept:
             self._heartbeat.drop(kept.claim.job)
