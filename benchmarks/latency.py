@@ -16,9 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 
 from pydantic import BaseModel
 from rich.console import Console
@@ -43,13 +43,33 @@ class Stamp(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the result; ``p95`` is None for a share."""
+    """One line of the result; a share is one value, a time one for each job."""
 
     what: str
     unit: str
-    p50: float
-    p95: float | None
+    values: list[float]
     target: float
+
+    @property
+    def p50(self) -> float:
+        """The median."""
+        return median(self.values)
+
+    @property
+    def p95(self) -> float | None:
+        """The 95th percentile; None for a share."""
+        return quantiles(self.values, n=20, method="inclusive")[18] if len(self.values) > 1 else None
+
+    def as_dict(self) -> dict[str, str | float | None]:
+        """Return what JSON shows of it."""
+        return {
+            "what": self.what,
+            "unit": self.unit,
+            "p50": self.p50,
+            "p95": self.p95,
+            "target": self.target,
+            "holds": self.holds,
+        }
 
     @property
     def holds(self) -> bool:
@@ -115,8 +135,8 @@ def producer(url: str) -> Iterator[Callable[[str], None]]:
         process.join()
 
 
-def sample(rounds: int, late: "queue.SimpleQueue[float]", enqueue: Callable[[], None]) -> tuple[float, float]:
-    """Return the 50th and the 95th percentile of how late a job starts on an idle worker (ms)."""
+def sample(rounds: int, late: "queue.SimpleQueue[float]", enqueue: Callable[[], None]) -> list[float]:
+    """Return how late each of ``rounds`` jobs starts on an idle worker (ms)."""
     found: list[float] = []
     chance = random.Random(0)  # noqa: S311 - pauses, not secrets
     for number in range(rounds + 1):
@@ -125,8 +145,7 @@ def sample(rounds: int, late: "queue.SimpleQueue[float]", enqueue: Callable[[], 
         if number > 0:  # the first one opens connections and starts threads
             found.append(took)
         time.sleep(chance.uniform(*BETWEEN_S))
-    cuts = quantiles(found, n=20, method="inclusive")
-    return cuts[9], cuts[18]
+    return found
 
 
 def measure(url: str, rounds: int) -> Iterator[Figure]:
@@ -135,15 +154,15 @@ def measure(url: str, rounds: int) -> Iterator[Figure]:
         before = time.process_time()
         time.sleep(IDLE_S)
         share = (time.process_time() - before) / IDLE_S * 100
-        yield Figure("idle worker, of a core", "%", share, None, 1)
+        yield Figure("idle worker, of a core", "%", [share], 1)
         for kind in KINDS:
-            yield Figure(f"same process, {kind}", "ms", *sample(rounds, late, lambda: enqueue_now(cortex, kind)), 5)  # noqa: B023
+            yield Figure(f"same process, {kind}", "ms", sample(rounds, late, lambda: enqueue_now(cortex, kind)), 5)  # noqa: B023
         with producer(url) as ask:
             for kind in KINDS:
-                yield Figure(f"other process, {kind}", "ms", *sample(rounds, late, lambda: ask(kind)), 60)  # noqa: B023
+                yield Figure(f"other process, {kind}", "ms", sample(rounds, late, lambda: ask(kind)), 60)  # noqa: B023
         for kind in KINDS:
             late_by = sample(rounds, late, lambda: enqueue_delayed(cortex, kind))  # noqa: B023
-            yield Figure(f"due in {DELAY_MS} ms, {kind}: late by", "ms", *late_by, 50)
+            yield Figure(f"due in {DELAY_MS} ms, {kind}: late by", "ms", late_by, 50)
 
 
 def main() -> None:
@@ -158,7 +177,7 @@ def main() -> None:
         figures = list(measure(url, options.rounds))
     console = Console()
     if options.json:
-        console.print_json(json.dumps([{**asdict(figure), "holds": figure.holds} for figure in figures]))
+        console.print_json(json.dumps([figure.as_dict() for figure in figures]))
     else:
         table = Table("what", "unit", "p50", "p95", "target", "")
         for figure in figures:

@@ -1,0 +1,111 @@
+"""How many jobs are enqueued and done in a second, beside the bare driver."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from benchmarks import processes, raw, targets
+from benchmarks.backlogs import url_of
+from benchmarks.drains import ADD_EFFECT, Body, drain, fill, new_job, nothing, one_follow_up, one_write, register
+from benchmarks.figures import RATIO, Row, Series, Target, ratios
+from benchmarks.plan import Contestant, Plan
+from tinycortex import Cortex
+
+ENQUEUE = "enqueue"
+ENQUEUE_TX = "enqueue, in the caller's transaction"
+BULK = "enqueue_many"
+ONE_AT_A_TIME = "one at a time"
+DEFAULT_WORKER = "default worker"
+PLAIN = "plain def"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """One way to drain a queue.
+
+    Attributes:
+        what: its name.
+        body: what each handler does.
+        plain: the handler is a plain function, which runs in a thread, instead of an asynchronous one.
+        concurrency: jobs at a time; the default when None.
+        target: the ratio to the bare driver.
+    """
+
+    what: str
+    body: Body = nothing
+    plain: bool = False
+    concurrency: int | None = None
+    target: Target | None = None
+
+
+DRAINS = (
+    Drain(what=ONE_AT_A_TIME, concurrency=1, target=targets.ONE_AT_A_TIME),
+    Drain(what=f"{ONE_AT_A_TIME}, {PLAIN}", concurrency=1, plain=True),
+    Drain(what=DEFAULT_WORKER, target=targets.DEFAULT_WORKER),
+    Drain(what=f"{DEFAULT_WORKER}, one follow-up a job", body=one_follow_up, target=targets.FOLLOW_UPS),
+    Drain(what=f"{DEFAULT_WORKER}, writes=", body=one_write),
+    Drain(what=f"{DEFAULT_WORKER}, {PLAIN}", plain=True),
+)
+
+
+def run(plan: Plan) -> Iterator[Row]:
+    """Yield rates, and their ratios to the bare driver's in the same rounds."""
+    contestants: dict[str, Contestant] = {
+        "bare driver, NORMAL": raw.contestant(plan, "NORMAL"),
+        "bare driver, FULL": raw.contestant(plan, "FULL"),
+        ENQUEUE: lambda: {ENQUEUE: measure_enqueue(plan)},
+        ENQUEUE_TX: lambda: {ENQUEUE_TX: measure_enqueue(plan, enqueue_each_with_a_row)},
+        **{way.what: partial(_measure_drain, plan, way) for way in DRAINS},
+    }
+    found = plan.interleave("throughput", contestants)
+    yield from _rows(found)
+    yield from processes.run(plan)
+
+
+def _rows(found: Series) -> Iterator[Row]:
+    raw_enqueue, raw_drain = found[raw.enqueue_name("FULL")], found[raw.drain_name("NORMAL")]
+    for name, values in found.items():
+        unit, target = ("rows/s", targets.BULK) if name == BULK else ("jobs/s", None)
+        yield Row(name, unit, values, target)
+    yield Row(f"{ENQUEUE}: time ÷ bare driver, FULL", RATIO, ratios(raw_enqueue, found[ENQUEUE]), targets.ENQUEUE_TIME)
+    yield Row(f"{ENQUEUE_TX}: time ÷ bare driver, FULL", RATIO, ratios(raw_enqueue, found[ENQUEUE_TX]))
+    for way in DRAINS:
+        yield Row(f"{way.what} ÷ bare driver, NORMAL", RATIO, ratios(found[way.what], raw_drain), way.target)
+
+
+def enqueue_each(cortex: Cortex, jobs: int) -> None:
+    """Enqueue jobs, each in a transaction of its own."""
+    for number in range(jobs):
+        cortex.enqueue(new_job(number))
+
+
+def enqueue_each_with_a_row(cortex: Cortex, jobs: int) -> None:
+    """Enqueue jobs, each in a transaction that the caller opens for a row of its own."""
+    for number in range(jobs):
+        with cortex.transaction() as session:
+            session.execute(ADD_EFFECT, {"chunk_id": f"c-{number}"})
+            cortex.enqueue(new_job(number), session=session)
+
+
+def measure_enqueue(plan: Plan, enqueue: Callable[[Cortex, int], object] = enqueue_each) -> float:
+    """Return how many jobs are enqueued in a second; a job's making is part of it, as with the bare driver."""
+    path = plan.backlogs.copy()
+    with Cortex.open(url_of(path)) as cortex:
+        register(cortex, lambda: None)  # so that payloads are checked
+        enqueue(cortex, 1)  # opens the connection, as the bare driver has
+        began = time.perf_counter()
+        enqueue(cortex, plan.sizes.enqueued)
+        took = time.perf_counter() - began
+    plan.backlogs.remove(path)
+    return plan.sizes.enqueued / took
+
+
+def _measure_drain(plan: Plan, way: Drain) -> dict[str, float]:
+    jobs = plan.sizes.drained if way.concurrency is None else plan.sizes.single_jobs
+    path = plan.backlogs.copy()
+    bulk = fill(path, jobs)
+    rate = drain(path, jobs, limit_s=plan.sizes.limit_s, body=way.body, plain=way.plain, concurrency=way.concurrency)
+    plan.backlogs.remove(path)
+    # Every drain needs its rows; one of them tells how soon they are there.
+    return {way.what: rate, BULK: bulk} if way.what == DEFAULT_WORKER else {way.what: rate}
