@@ -26,7 +26,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 _PIPE_WIDTH = 150
 """Where nothing says how wide the page is (characters)."""
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 class Name(StrEnum):

@@ -71,6 +71,8 @@ def _measure(plan: Plan, number: int) -> dict[str, float]:
     if sum(share.handled for share in shares) >= rows:
         raise BenchmarkError(f"{number} workers had run through {rows} jobs before their time was over")
     jobs = [share.jobs for share in shares]
+    if max(jobs) == 0:
+        raise BenchmarkError(f"{number} workers did nothing within {plan.sizes.window_s:g} s")
     figures = {
         _name(number): sum(jobs) / plan.sizes.window_s,
         _wait_name(number): percentile([took for share in shares for took in share.claims_ms], _WAIT_SHARE),

@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from benchmarks import processes, raw, targets
 from benchmarks.backlogs import url_of
 from benchmarks.drains import ADD_EFFECT, Body, drain, fill, new_job, nothing, one_follow_up, one_write, register
-from benchmarks.figures import RATIO, Row, Series, Target, ratios
+from benchmarks.figures import RATIO, Row, Target, ratios
 from benchmarks.plan import Contestant, Plan
 from tinycortex import Cortex
 
@@ -51,27 +52,39 @@ DRAINS = (
 
 def run(plan: Plan) -> Iterator[Row]:
     """Yield rates, and their ratios to the bare driver's in the same rounds."""
-    contestants: dict[str, Contestant] = {
-        "bare driver, NORMAL": raw.contestant(plan, "NORMAL"),
-        "bare driver, FULL": raw.contestant(plan, "FULL"),
-        ENQUEUE: lambda: {ENQUEUE: measure_enqueue(plan)},
-        ENQUEUE_TX: lambda: {ENQUEUE_TX: measure_enqueue(plan, enqueue_each_with_a_row)},
-        **{way.what: partial(_measure_drain, plan, way) for way in DRAINS},
-    }
-    found = plan.interleave("throughput", contestants)
-    yield from _rows(found)
+    yield from _run_enqueues(plan)
+    yield from _run_drains(plan)
     yield from processes.run(plan)
 
 
-def _rows(found: Series) -> Iterator[Row]:
-    raw_enqueue, raw_drain = found[raw.enqueue_name("FULL")], found[raw.drain_name("NORMAL")]
+def _run_enqueues(plan: Plan) -> Iterator[Row]:
+    contestants: dict[str, Contestant] = {
+        "bare driver": raw.contestant(plan, "FULL"),
+        ENQUEUE: lambda: {ENQUEUE: measure_enqueue(plan)},
+        ENQUEUE_TX: lambda: {ENQUEUE_TX: measure_enqueue(plan, enqueue_each_with_a_row)},
+    }
+    found = plan.interleave("throughput", contestants, turns=plan.sizes.enqueue_turns)
+    bare = found[raw.enqueue_name("FULL")]
     for name, values in found.items():
-        unit, target = ("rows/s", targets.BULK) if name == BULK else ("jobs/s", None)
-        yield Row(name, unit, values, target)
-    yield Row(f"{ENQUEUE}: time ÷ bare driver, FULL", RATIO, ratios(raw_enqueue, found[ENQUEUE]), targets.ENQUEUE_TIME)
-    yield Row(f"{ENQUEUE_TX}: time ÷ bare driver, FULL", RATIO, ratios(raw_enqueue, found[ENQUEUE_TX]))
+        yield Row(name, "jobs/s", values)
+    yield Row(f"{ENQUEUE}: time ÷ bare driver, FULL", RATIO, ratios(bare, found[ENQUEUE]), targets.ENQUEUE_TIME)
+    yield Row(f"{ENQUEUE_TX}: time ÷ bare driver, FULL", RATIO, ratios(bare, found[ENQUEUE_TX]))
+
+
+def _run_drains(plan: Plan) -> Iterator[Row]:
+    # The bare driver runs before each of them, so that the two sides of a ratio are close together.
+    contestants: dict[str, Contestant] = {}
     for way in DRAINS:
-        yield Row(f"{way.what} ÷ bare driver, NORMAL", RATIO, ratios(found[way.what], raw_drain), way.target)
+        contestants[_bare_name(way)] = partial(_measure_bare, plan, way)
+        contestants[way.what] = partial(_measure_drain, plan, way)
+    found = plan.interleave("throughput", contestants)
+    yield Row(raw.drain_name("NORMAL"), "jobs/s", tuple(chain.from_iterable(found[_bare_name(way)] for way in DRAINS)))
+    yield Row(BULK, "rows/s", found[BULK], targets.BULK)
+    for way in DRAINS:
+        yield Row(way.what, "jobs/s", found[way.what])
+    for way in DRAINS:
+        compared = ratios(found[way.what], found[_bare_name(way)])
+        yield Row(f"{way.what} ÷ bare driver, NORMAL", RATIO, compared, way.target)
 
 
 def enqueue_each(cortex: Cortex, jobs: int) -> None:
@@ -109,3 +122,11 @@ def _measure_drain(plan: Plan, way: Drain) -> dict[str, float]:
     plan.backlogs.remove(path)
     # Every drain needs its rows; one of them tells how soon they are there.
     return {way.what: rate, BULK: bulk} if way.what == DEFAULT_WORKER else {way.what: rate}
+
+
+def _measure_bare(plan: Plan, way: Drain) -> dict[str, float]:
+    return {_bare_name(way): raw.contestant(plan, "NORMAL")()[raw.drain_name("NORMAL")]}
+
+
+def _bare_name(way: Drain) -> str:
+    return f"bare driver beside {way.what}"
