@@ -6,8 +6,8 @@ from xml.sax.saxutils import escape
 
 from benchmarks.figures import RATIO, Row, Target, readable
 
-_WIDTH, _TOP, _LINE, _BOTTOM = 900, 56, 26, 40
-_LEFT, _RIGHT = 400, 700
+_WIDTH, _TOP, _LINE, _BOTTOM = 960, 56, 26, 40
+_LEFT, _RIGHT = 440, 740
 """Between these is the scale; labels stand to its left, values to its right."""
 _REACH = 3
 """The scale goes from 2^-3 to 2^3 times the bound; a bar beyond ends at its edge."""
@@ -66,7 +66,7 @@ def _bar(row: Row, target: Target, top: int) -> Iterator[str]:
     end, goal = position(target.score(row.median)), position(target.score(target.goal))
     kind = target.judge(row.median).lower()
     unit = "" if row.unit == RATIO else f" {row.unit}"
-    value = f"{readable(row.median)} ({target.sign} {readable(target.bound)}){unit}"
+    value = f"{readable(row.median)}{unit} ({target.sign} {readable(target.bound)})"
     base = top + _LINE - 9
     yield f'<text x="{_LEFT - 14}" y="{base}" text-anchor="end">{escape(row.what)}</text>'
     yield (
