@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -9,6 +10,7 @@ from sqlalchemy import text
 
 from tinycortex import RETIRED_JOB_KINDS, Cortex, InvalidInputError, JobStatus, KindSpec
 from tinycortex.domain.kinds import BUILTIN_KINDS
+from tinycortex.telemetry import Event, JobClaimed
 from tinycortex.testing import JobRowFactory, ManualClock, NewJobFactory, insert_rows
 
 KINDS = tuple(BUILTIN_KINDS.values())
@@ -205,3 +207,95 @@ def test_the_order_is_that_of_the_plain_statement(cortex: Cortex, clock: ManualC
         claims += job is not None
         clock.advance(chance.choice([0, 0, 1]))
     assert claims > 50
+
+
+def claim_ids(cortex: Cortex, limit: int, **options: Any) -> list[str]:
+    return [job.id for job in cortex.jobs.claim_many(limit, **options)]
+
+
+def test_a_claim_of_many_takes_what_one_after_another_would(cortex: Cortex, clock: ManualClock) -> None:
+    """Best rank first, then due time, then insertion, whatever order the database updates them in."""
+    ages = {"z": ("seal", 1), "y": ("seal", 2), "m": ("append_buffer", 9), "b": ("extract_chunk", 9)}
+    insert_rows(
+        cortex.database,
+        *(
+            JobRowFactory.build(id=job_id, kind=kind, available_at_ms=clock.now_ms() - age)
+            for job_id, (kind, age) in ages.items()
+        ),
+        JobRowFactory.build(id="a", kind="seal_document", available_at_ms=clock.now_ms() - 9),
+        JobRowFactory.build(id="later", kind="seal", available_at_ms=clock.now_ms() + 1),
+    )
+    assert claim_ids(cortex, 4) == ["y", "z", "m", "a"]
+    assert claim_ids(cortex, 4) == ["b"]
+    assert claim_ids(cortex, 4) == []
+
+
+def test_each_row_of_a_claim_of_many_is_a_claim(cortex: Cortex, clock: ManualClock) -> None:
+    """One attempt more, a lease of its kind's length and a token each, as claimed alone; what is stored is returned."""
+    note = KindSpec(kind="note", payload=Note, lease_ms=77)
+    insert_rows(
+        cortex.database,
+        JobRowFactory.build(id="j", last_error="earlier", attempts=2, claim_token=7),
+        JobRowFactory.build(id="n", kind="note"),
+    )
+    before = [cortex.get_job(job_id) for job_id in "jn"]
+    claimed = cortex.jobs.claim_many(5, 1_000, kinds=[*KINDS, note], worker_id="me")
+    assert claimed == [
+        replace(
+            row,
+            status=JobStatus.RUNNING,
+            attempts=row.attempts + 1,
+            claim_token=row.claim_token + 1,
+            locked_by="me",
+            started_at_ms=clock.now_ms(),
+            claimed_at_ms=clock.now_ms(),
+            locked_until_ms=clock.now_ms() + lease_ms,
+            last_error=None,
+        )
+        for row, lease_ms in zip(before, (1_000, 77), strict=True)
+    ]
+    assert [cortex.get_job(job_id) for job_id in "jn"] == claimed
+    assert all(cortex.jobs.mark_done(job) for job in claimed)
+
+
+def test_a_claim_of_many_passes_over_llm_bound_rows_beyond_their_limit(cortex: Cortex) -> None:
+    """The rows behind those left out come instead, as if the permits had run out between single claims."""
+    insert_rows(
+        cortex.database,
+        *(JobRowFactory.build(id=f"{kind}:{n}", kind=kind) for kind in ("seal", "extract_chunk") for n in range(2)),
+        *(JobRowFactory.build(id=f"append_buffer:{n}", kind="append_buffer") for n in range(3)),
+    )
+    assert claim_ids(cortex, 3, llm_limit=1) == ["seal:0", "append_buffer:0", "append_buffer:1"]
+    assert claim_ids(cortex, 3, llm_limit=0) == ["append_buffer:2"]
+    assert claim_ids(cortex, 3, llm_limit=2) == ["seal:1", "extract_chunk:0"]
+    assert claim_ids(cortex, 3, llm_limit=None) == ["extract_chunk:1"]
+
+
+def test_a_kind_named_twice_counts_once(cortex: Cortex) -> None:
+    """It takes up no second place in the batch."""
+    cortex.enqueue_many(NewJobFactory.build() for _ in range(3))
+    assert len(cortex.jobs.claim_many(3, kinds=[*KINDS, *KINDS])) == 3
+
+
+@pytest.mark.parametrize(
+    "limits", [*({"limit": limit} for limit in (0, -1, True, 1.5, None)), {"llm_limit": -1}, {"llm_limit": True}]
+)
+def test_a_claim_of_many_is_limited(cortex: Cortex, limits: dict[str, Any]) -> None:
+    """No slip in counting leases the whole queue."""
+    cortex.enqueue(NewJobFactory.build())
+    with pytest.raises(InvalidInputError, match=next(iter(limits))):
+        cortex.jobs.claim_many(**({"limit": 1} | limits))
+    assert cortex.jobs.list_jobs()[0].status is JobStatus.READY
+
+
+def test_each_job_of_a_claim_of_many_is_told(cortex: Cortex) -> None:
+    """After the commit there is one event for each, in their order; none for a claim that was undone."""
+    events: list[Event] = []
+    cortex.subscribe(events.append)
+    insert_rows(cortex.database, *(JobRowFactory.build() for _ in range(3)))
+    with cortex.transaction() as session:
+        cortex.jobs.claim_many(3, session=session)
+        session.rollback()
+    assert events == []
+    claimed = cortex.jobs.claim_many(3)
+    assert [event.job for event in events if isinstance(event, JobClaimed)] == claimed

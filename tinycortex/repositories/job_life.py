@@ -1,178 +1,35 @@
-"""A job's life in rows: enqueue, claim, renew, settle, cancel; each one statement or one transaction."""
+"""A job's life in rows: claim, renew, settle, cancel; each one statement or one transaction."""
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-import uuid_utils
 from sqlalchemy import Row, TextClause
 from sqlalchemy.orm import Session
 
-from tinycortex.db import Database
 from tinycortex.domain import policy
-from tinycortex.domain.clock import Clock, SystemClock
-from tinycortex.domain.jobs import Job, JobStatus, NewJob, check_instant
-from tinycortex.domain.kinds import BUILTIN_KINDS, KindSpec, OnDuplicate, check_lease_ms
-from tinycortex.domain.payloads import parse_payload
+from tinycortex.domain.jobs import Job, JobStatus, check_instant
+from tinycortex.domain.kinds import BUILTIN_KINDS, KindSpec, check_lease_ms
 from tinycortex.domain.text import error_text
 from tinycortex.errors import InvalidInputError, JobFailure, PayloadError
 from tinycortex.repositories import job_sql
 from tinycortex.repositories.job_events import event_of_end
-from tinycortex.repositories.job_reader import JobReader, count_changed, execute, job_of
-from tinycortex.telemetry import Emitter, Event, JobCancelled, JobClaimed, JobsEnqueued
+from tinycortex.repositories.job_intake import JobIntake, mint_id
+from tinycortex.repositories.job_reader import count_changed, execute, job_of
+from tinycortex.telemetry import JobCancelled, JobClaimed
 
 logger = logging.getLogger(__name__)
 
-_ROWS_PER_INSERT = 200
 
-
-class JobLife(JobReader):
+class JobLife(JobIntake):
     """The half of :class:`~tinycortex.repositories.jobs.JobRepository` that takes one job through its life.
 
     Methods that end a claim tell whether they took effect. A holder whose row has been claimed anew, is
     settled already, or was asked to stop changes nothing else and gets False; in the last case the row
     settles ``cancelled`` instead.
-
-    Args:
-        database: where the rows are.
-        clock: the source of "now"; the machine's clock when left out.
-        find_spec: what is special about a kind; the built-in kinds when left out.
-        retry_jitter: share of a retry delay that is added on top of it at random.
-        on_enqueued: called after the commit of new rows, in the thread that committed them.
-        emitter: told of what has been committed; one that nobody hears when left out.
     """
-
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock | None = None,
-        *,
-        find_spec: Callable[[str], KindSpec | None] = BUILTIN_KINDS.get,
-        retry_jitter: float = policy.RETRY_JITTER,
-        on_enqueued: Callable[[], object] | None = None,
-        emitter: Emitter | None = None,
-    ) -> None:
-        super().__init__(database)
-        self._clock = clock or SystemClock()
-        self._find_spec = find_spec
-        self._retry_jitter = retry_jitter
-        self._on_enqueued = on_enqueued
-        self.emitter = emitter or Emitter()
-
-    def _tell(self, tx: Session, event: Event) -> None:
-        self._database.on_commit(tx, partial(self.emitter.emit, event))
-
-    # Enqueue
-
-    def enqueue(self, job: NewJob, *, session: Session | None = None) -> str | None:
-        """Insert ``job`` unless a ready or running row has its key (spec: Dedupe keys).
-
-        What an active twin makes of the request is its kind's ``on_duplicate``.
-
-        Returns:
-            The new row's id, or None when an active twin suppressed it.
-
-        Raises:
-            InvalidInputError: ``job`` is no NewJob.
-            StorageError: nothing was written.
-        """
-        return self.enqueue_many([job], session=session)[0]
-
-    def enqueue_tx(self, session: Session, job: NewJob) -> str | None:
-        """Insert ``job`` in the caller's transaction; see :meth:`enqueue`."""
-        return self.enqueue(job, session=session)
-
-    def enqueue_many(self, jobs: Iterable[NewJob], *, session: Session | None = None) -> list[str | None]:
-        """Insert many jobs in one transaction: all of them, or none when one cannot be written.
-
-        Rows are written in the order of their keys, so that two callers with overlapping keys wait for
-        each other instead of locking each other out.
-
-        Returns:
-            For each job, in the order given, the new row's id or None when an active twin (an earlier job
-            of the same call perhaps) suppressed it.
-
-        Raises:
-            InvalidInputError: an item is no NewJob.
-            PayloadError: a payload is not what its kind takes.
-            StorageError: nothing was written.
-        """
-        wanted = list(jobs)
-        if strangers := [job for job in wanted if not isinstance(job, NewJob)]:
-            raise InvalidInputError(f"enqueue takes NewJob values, not {type(strangers[0]).__name__}")
-        now_ms = self._clock.now_ms()
-        # Minted in the order given, since ids break ties between equal times. The rows themselves are built
-        # a statement at a time: beside the jobs only their ids are held.
-        ids = [_mint_id() for _ in wanted]
-        taken: list[str | None] = [None] * len(wanted)
-        order = sorted(range(len(wanted)), key=lambda index: wanted[index].dedupe_key or "")
-        plain = [index for index in order if self._on_duplicate(wanted[index]) is OnDuplicate.IGNORE]
-        kinds = [job.kind for job in wanted]
-        with self.emitter.tracer.sending(kinds) as trace_context, self._database.within(session) as tx:
-            for start in range(0, len(plain), _ROWS_PER_INSERT):
-                batch = plain[start : start + _ROWS_PER_INSERT]
-                inserted = self._insert(
-                    tx, [self._row(wanted[index], ids[index], now_ms, trace_context) for index in batch]
-                )
-                for index in batch:
-                    taken[index] = ids[index] if ids[index] in inserted else None
-            for index in order:
-                if self._on_duplicate(wanted[index]) is not OnDuplicate.IGNORE:
-                    row = self._row(wanted[index], ids[index], now_ms, trace_context)
-                    inserted = self._insert_replacing(tx, wanted[index], row)
-                    taken[index] = ids[index] if ids[index] in inserted else None
-            if self._on_enqueued is not None:
-                self._database.on_commit(tx, self._on_enqueued)
-            if self.emitter.is_heard:
-                new = [(job_id, job.kind) for job_id, job in zip(taken, wanted, strict=True) if job_id is not None]
-                self._tell_new(tx, new)
-        return taken
-
-    def _tell_new(self, tx: Session, new: list[tuple[str, str]]) -> None:
-        if new:
-            ids, kinds = zip(*new, strict=True)
-            self._tell(tx, JobsEnqueued(ids=ids, kinds=kinds))
-
-    def _row(self, job: NewJob, job_id: str, now_ms: int, trace_context: str | None) -> dict[str, Any]:
-        spec = self._find_spec(job.kind)
-        default_attempts = policy.DEFAULT_MAX_ATTEMPTS if spec is None else spec.max_attempts
-        return {
-            "id": job_id,
-            "kind": job.kind,
-            "payload_json": job.payload_json,
-            "dedupe_key": job.dedupe_key,
-            "max_attempts": default_attempts if job.max_attempts is None else job.max_attempts,
-            "available_at_ms": now_ms if job.available_at_ms is None else job.available_at_ms,
-            "created_at_ms": now_ms,
-            "trace_context": trace_context,
-        }
-
-    def _on_duplicate(self, job: NewJob) -> OnDuplicate:
-        spec = self._find_spec(job.kind)
-        return OnDuplicate.IGNORE if spec is None or job.dedupe_key is None else OnDuplicate(spec.on_duplicate)
-
-    def _insert(self, tx: Session, rows: list[dict[str, Any]]) -> set[str]:
-        values = {f"{field}_{number}": row[field] for number, row in enumerate(rows) for field in job_sql.INSERT_FIELDS}
-        return set(tx.execute(job_sql.enqueue_ignoring(len(rows)), values).scalars())
-
-    def _insert_replacing(self, tx: Session, job: NewJob, row: dict[str, Any]) -> set[str]:
-        spec = self._find_spec(job.kind)
-        rerun = self._on_duplicate(job) is OnDuplicate.RERUN
-        outranks = self._outranks(job.kind, job.payload_json)
-        choices = {
-            "rerun": int(rerun),
-            "replace_ready": int(outranks or not rerun),
-            "replace_rerun": int(outranks or spec is None or spec.outranks is None),
-        }
-        return set(tx.execute(job_sql.ENQUEUE_REPLACING, row | choices).scalars())
-
-    def _outranks(self, kind: str, payload_json: str) -> bool:
-        spec = self._find_spec(kind)
-        if spec is None or spec.outranks is None:
-            return False
-        return spec.outranks(parse_payload(spec.payload, payload_json))
 
     # Claim
 
@@ -201,18 +58,62 @@ class JobLife(JobReader):
             InvalidInputError: ``lease_ms`` is not whole milliseconds above zero.
             StorageError: nothing was claimed.
         """
-        wanted = tuple(kinds)
+        claimed = self.claim_many(1, lease_ms, kinds=kinds, worker_id=worker_id, session=session)
+        return claimed[0] if claimed else None
+
+    def claim_many(
+        self,
+        limit: int,
+        lease_ms: int = policy.DEFAULT_LOCK_DURATION_MS,
+        *,
+        kinds: Iterable[KindSpec] = tuple(BUILTIN_KINDS.values()),
+        llm_limit: int | None = None,
+        worker_id: str | None = None,
+        session: Session | None = None,
+    ) -> list[Job]:
+        """Lease the rows that ``limit`` calls of :meth:`claim_next` would, in their order, in one statement.
+
+        Args:
+            limit: the most rows to lease.
+            lease_ms: length of the leases (ms), for kinds that have none of their own.
+            kinds: the kinds to claim; rows of any other kind are not touched.
+            llm_limit: the most rows of LLM-bound kinds among them; rows that come after those left out take
+                their places. None for no such limit.
+            worker_id: who claims, kept in ``locked_by``.
+            session: the caller's transaction.
+
+        Returns:
+            The claimed rows, the one to run first in front; empty when nothing is due.
+
+        Raises:
+            InvalidInputError: ``limit`` is no whole number above zero, ``llm_limit`` none of at least zero, or
+                ``lease_ms`` is not whole milliseconds above zero.
+            StorageError: nothing was claimed.
+        """
+        _check_count("limit", limit, least=1)
         check_lease_ms(lease_ms)
+        wanted = tuple(kinds)
+        if llm_limit is not None:
+            _check_count("llm_limit", llm_limit, least=0)
+            if llm_limit == 0:
+                wanted = tuple(spec for spec in wanted if not spec.llm_bound)
+            if llm_limit >= limit:
+                llm_limit = None
         if not wanted:
-            return None
-        values = {"now_ms": self._clock.now_ms(), "lease_ms": lease_ms, "worker_id": worker_id}
+            return []
+        values = {"now_ms": self._clock.now_ms(), "lease_ms": lease_ms, "worker_id": worker_id, "limit": limit}
+        statement = job_sql.claim(wanted, llm_limited=llm_limit is not None)
         began_at = time.perf_counter()
         with self._database.within(session) as tx:
-            row = tx.execute(job_sql.claim(wanted), values).first()
-            job = None if row is None else job_of(row)
-            if job is not None and self.emitter.is_heard:
-                self._database.on_commit(tx, partial(self._tell_claimed, job, began_at))
-            return job
+            rows = execute(tx, statement, values | {"llm_limit": llm_limit}).all()
+            if len(rows) > 1:  # RETURNING has no order of its own
+                ranks = {spec.kind: spec.rank for spec in wanted}
+                rows = sorted(rows, key=lambda row: (ranks[row.kind], row.available_at_ms, row.id))
+            jobs = [job_of(row) for row in rows]
+            if self.emitter.is_heard:
+                for job in jobs:
+                    self._database.on_commit(tx, partial(self._tell_claimed, job, began_at))
+            return jobs
 
     def _tell_claimed(self, job: Job, began_at: float) -> None:
         due_for_ms = 0 if job.started_at_ms is None else job.started_at_ms - job.available_at_ms
@@ -321,7 +222,7 @@ class JobLife(JobReader):
         # Not a NewJob: the row may be another program's, with values that a request of ours may not have.
         now_ms = self._clock.now_ms()
         rerun = {
-            "id": _mint_id(),
+            "id": mint_id(),
             "kind": row.kind,
             "payload_json": request,
             "dedupe_key": row.dedupe_key,
@@ -382,10 +283,6 @@ class JobLife(JobReader):
         }
 
 
-def _mint_id() -> str:
-    return f"job:{uuid_utils.uuid7()}"
-
-
 def _claim(job: Job) -> dict[str, Any]:
     """Return the parameters that say which claim of which row is meant."""
     return {
@@ -394,3 +291,8 @@ def _claim(job: Job) -> dict[str, Any]:
         "attempts": job.attempts,
         "started_at_ms": job.started_at_ms,
     }
+
+
+def _check_count(name: str, value: object, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+        raise InvalidInputError(f"{name} is a whole number of at least {least}, not {value!r}")

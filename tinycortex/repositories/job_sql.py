@@ -59,29 +59,37 @@ ENQUEUE_REPLACING = text(
 )
 
 
-def claim(kinds: Iterable[KindSpec]) -> TextClause:
-    """Return the statement that leases the next due row of ``kinds`` (spec: Claiming and ordering).
+def claim(kinds: Iterable[KindSpec], *, llm_limited: bool = False) -> TextClause:
+    """Return the statement that leases the next due rows of ``kinds`` (spec: Claiming and ordering).
 
-    Sorting ``CASE kind …`` over every due row costs seconds at a million rows. The first due row of one
-    kind is one probe of the index (kind, available_at_ms, id) of ready rows; the best of those few, by
-    rank, due time and id, is the row that the sort would have found.
+    Sorting ``CASE kind …`` over every due row costs seconds at a million rows. The first due rows of one
+    kind are one probe of the index (kind, available_at_ms, id) of ready rows; the best of those few, by
+    rank, due time and id, are the rows that the sort would have found. They come back in no order.
 
-    Parameters: ``now_ms``, ``lease_ms``, ``worker_id``.
+    Parameters: ``now_ms``, ``lease_ms``, ``worker_id``, ``limit``; where ``llm_limited``, also ``llm_limit``:
+    of the LLM-bound kinds only the first so many rows are there to be leased.
     """
-    return _claim(tuple((spec.kind, spec.rank, spec.lease_ms) for spec in kinds))
+    # By kind, since one that was named twice would be probed twice, and take up two places.
+    wanted = {spec.kind: (spec.kind, spec.rank, spec.lease_ms, llm_limited and spec.llm_bound) for spec in kinds}
+    return _claim(tuple(wanted.values()))
 
 
 @lru_cache(maxsize=64)
-def _claim(kinds: tuple[tuple[str, int, int | None], ...]) -> TextClause:
-    probes = " UNION ALL ".join(
-        f"SELECT * FROM (SELECT {rank:d} AS kind_rank, available_at_ms, id FROM mem_tree_jobs "
-        f"WHERE status = 'ready' AND kind = :kind_{number} AND available_at_ms <= :now_ms "
-        f"ORDER BY available_at_ms, id LIMIT 1) AS probe_{number}"
-        for number, (_kind, rank, _lease_ms) in enumerate(kinds)
-    )
+def _claim(kinds: tuple[tuple[str, int, int | None, bool], ...]) -> TextClause:
+    probes: dict[bool, list[str]] = {False: [], True: []}
+    for number, (_kind, rank, _lease_ms, limited) in enumerate(kinds):
+        probes[limited].append(
+            f"SELECT * FROM (SELECT {rank:d} AS kind_rank, available_at_ms, id FROM mem_tree_jobs "
+            f"WHERE status = 'ready' AND kind = :kind_{number} AND available_at_ms <= :now_ms "
+            f"ORDER BY available_at_ms, id LIMIT {':llm_limit' if limited else ':limit'}) AS probe_{number}"
+        )
+    order = "ORDER BY kind_rank, available_at_ms, id"
+    found = probes[False]
+    if probes[True]:
+        found = [*found, f"SELECT * FROM ({_union(probes[True])} {order} LIMIT :llm_limit) AS llm_bound"]
     own_leases = " ".join(
         f"WHEN kind = :kind_{number} THEN {lease_ms:d}"
-        for number, (_kind, _rank, lease_ms) in enumerate(kinds)
+        for number, (_kind, _rank, lease_ms, _limited) in enumerate(kinds)
         if lease_ms is not None
     )
     lease = f"CASE {own_leases} ELSE :lease_ms END" if own_leases else ":lease_ms"
@@ -90,10 +98,14 @@ def _claim(kinds: tuple[tuple[str, int, int | None], ...]) -> TextClause:
         UPDATE mem_tree_jobs
         SET status = 'running', attempts = attempts + 1, claim_token = claim_token + 1, locked_by = :worker_id,
             started_at_ms = :now_ms, claimed_at_ms = :now_ms, locked_until_ms = :now_ms + {lease}, last_error = NULL
-        WHERE id = (SELECT id FROM ({probes}) AS probes ORDER BY kind_rank, available_at_ms, id LIMIT 1)
+        WHERE id IN (SELECT id FROM ({_union(found)}) AS probes {order} LIMIT :limit)
         RETURNING {COLUMNS}
         """
-    ).bindparams(*(bindparam(f"kind_{number}", kind) for number, (kind, _rank, _lease) in enumerate(kinds)))
+    ).bindparams(*(bindparam(f"kind_{number}", kind) for number, (kind, *_rest) in enumerate(kinds)))
+
+
+def _union(selects: Iterable[str]) -> str:
+    return " UNION ALL ".join(selects)
 
 
 # The claim that a settlement ends. The token alone decides between our own claims; attempts and start
