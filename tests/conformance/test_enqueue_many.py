@@ -1,5 +1,6 @@
 """Many jobs in one call: one transaction, keys in order, memory that grows with the jobs alone."""
 
+import re
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from sqlalchemy.exc import IntegrityError
 
 from tinycortex import Cortex, InvalidInputError, JobStatus, NewJob, PayloadError, SealPayload
 from tinycortex.testing import JobRowFactory, NewJobFactory, insert_rows
+
+KEY = re.compile(r"k\d{7}")
 
 BOUND_S = 20
 """Longer than anything here takes; only a hang reaches it."""
@@ -39,9 +42,9 @@ def keys_on_the_wire(cortex: Cortex) -> Iterator[list[str]]:
 
     def collect(_connection: Any, _cursor: Any, statement: str, *rest: Any) -> None:
         if "INSERT INTO mem_tree_jobs" in statement:
-            _parameters, context, _executemany = rest
-            (values,) = context.compiled_parameters
-            seen.extend(value for name, value in values.items() if name.startswith("dedupe_key"))
+            parameters, *_rest = rest
+            values = parameters.values() if isinstance(parameters, dict) else parameters
+            seen.extend(value for value in values if isinstance(value, str) and KEY.fullmatch(value))
 
     event.listen(cortex.database.engine, "before_cursor_execute", collect)
     yield seen

@@ -7,7 +7,8 @@ from sqlalchemy import TextClause
 from sqlalchemy.orm import Session
 
 from tinycortex.repositories import fault_sql
-from tinycortex.repositories.job_reader import JobReader, execute
+from tinycortex.repositories.execution import execute
+from tinycortex.repositories.job_reader import JobReader
 
 
 class Sample(NamedTuple):

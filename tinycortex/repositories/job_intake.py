@@ -15,6 +15,7 @@ from tinycortex.domain.kinds import BUILTIN_KINDS, KindSpec, OnDuplicate
 from tinycortex.domain.payloads import parse_payload
 from tinycortex.errors import InvalidInputError
 from tinycortex.repositories import job_sql
+from tinycortex.repositories.execution import execute
 from tinycortex.repositories.job_reader import JobReader
 from tinycortex.telemetry import Emitter, Event, JobsEnqueued
 
@@ -149,7 +150,7 @@ class JobIntake(JobReader):
 
     def _insert(self, tx: Session, rows: list[dict[str, Any]]) -> set[str]:
         values = {f"{field}_{number}": row[field] for number, row in enumerate(rows) for field in job_sql.INSERT_FIELDS}
-        return set(tx.execute(job_sql.enqueue_ignoring(len(rows)), values).scalars())
+        return set(execute(tx, job_sql.enqueue_ignoring(len(rows)), values).scalars())
 
     def _insert_replacing(self, tx: Session, job: NewJob, row: dict[str, Any]) -> set[str]:
         spec = self._find_spec(job.kind)
@@ -160,7 +161,7 @@ class JobIntake(JobReader):
             "replace_ready": int(outranks or not rerun),
             "replace_rerun": int(outranks or spec is None or spec.outranks is None),
         }
-        return set(tx.execute(job_sql.ENQUEUE_REPLACING, row | choices).scalars())
+        return set(execute(tx, job_sql.ENQUEUE_REPLACING, row | choices).scalars())
 
     def _outranks(self, kind: str, payload_json: str) -> bool:
         spec = self._find_spec(kind)

@@ -15,9 +15,10 @@ from tinycortex.domain.kinds import BUILTIN_KINDS, KindSpec, check_lease_ms
 from tinycortex.domain.text import error_text
 from tinycortex.errors import InvalidInputError, JobFailure, PayloadError
 from tinycortex.repositories import job_sql
+from tinycortex.repositories.execution import count_changed, execute
 from tinycortex.repositories.job_events import event_of_end
 from tinycortex.repositories.job_intake import JobIntake, mint_id
-from tinycortex.repositories.job_reader import count_changed, execute, job_of
+from tinycortex.repositories.job_reader import job_of
 from tinycortex.telemetry import JobCancelled, JobClaimed
 
 logger = logging.getLogger(__name__)
@@ -275,7 +276,7 @@ class JobLife(JobIntake):
         """Return, for those of the claims ``jobs`` that are still held, by id, whether they were asked to stop."""
         claims = {job.id: (job.claim_token, job.attempts, job.started_at_ms) for job in jobs}
         with self._database.reading_within(session) as tx:
-            rows = tx.execute(job_sql.WATCH, {"ids": list(claims)}).all()
+            rows = execute(tx, job_sql.WATCH, {"ids": list(claims)}).all()
         return {
             row.id: row.cancel_requested_at_ms is not None
             for row in rows

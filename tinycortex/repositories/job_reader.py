@@ -1,46 +1,58 @@
 """Reading the queue's rows: one row, lists, counts. Readers never wait for a writer."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import CursorResult, Row, TextClause, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from tinycortex.db import Database
 from tinycortex.domain.jobs import Job, JobStatus
 from tinycortex.errors import FailureClass, InvalidInputError, JobNotFoundError
 from tinycortex.models import JobRow
-from tinycortex.repositories import reader_sql
+from tinycortex.repositories import job_sql, reader_sql
+from tinycortex.repositories.execution import execute
 
 _STATUSES = {status.value: status for status in JobStatus}
 
+_COLUMNS = tuple(JobRow.__table__.columns[name] for name in job_sql.JOB_FIELDS)
 
-_WHOLE_NUMBERS = tuple(
-    (column.name, None if column.nullable else 0)
-    for column in JobRow.__table__.columns
+_STATUS = job_sql.JOB_FIELDS.index("status")
+
+# Where whole numbers belong, and what stands for anything else there.
+_WHOLE_NUMBERS = {
+    place: None if column.nullable else 0
+    for place, column in enumerate(_COLUMNS)
     if isinstance(column.type, type(JobRow.__table__.c.attempts.type))
-)
+}
+
+# A frozen dataclass sets its fields by name, one call each, which takes as long as to find and read the row.
+_SET_FIELDS: tuple[Callable[[Job, Any], None], ...] = tuple(getattr(Job, name).__set__ for name in job_sql.JOB_FIELDS)
 
 
-def job_of(row: Row[tuple[object, ...]]) -> Job:
-    """Return the snapshot of one row that holds every column."""
-    values = dict(row._mapping)  # noqa: SLF001 - public in SQLAlchemy, for all its underscore
+def job_of(row: Iterable[Any]) -> Job:
+    """Return the snapshot of one row that holds every column, in the order of :data:`job_sql.COLUMNS`."""
+    values = tuple(row)
+    if not _has_whole_numbers(tuple(map(type, values))):  # SQLite lets another program write text there
+        values = tuple(
+            _WHOLE_NUMBERS[place] if place in _WHOLE_NUMBERS and type(value) not in _FITTING else value
+            for place, value in enumerate(values)
+        )
+    job = Job.__new__(Job)
+    for set_field, value in zip(_SET_FIELDS, values, strict=True):
+        set_field(job, value)
     # A word that we do not know was written by another program; it is shown, never guessed at.
-    values["status"] = _STATUSES.get(values["status"], values["status"])
-    for name, otherwise in _WHOLE_NUMBERS:  # nor is text where a number belongs, which SQLite lets it write
-        if values[name].__class__ is not int and values[name] is not None:
-            values[name] = otherwise
-    return Job(**{name: values[name] for name in Job.__dataclass_fields__})
+    _SET_FIELDS[_STATUS](job, _STATUSES.get(values[_STATUS], values[_STATUS]))
+    return job
 
 
-def execute(tx: Session, statement: TextClause, values: Mapping[str, Any]) -> CursorResult[Any]:
-    """Run one raw statement with those of ``values`` that it names."""
-    return tx.connection().execute(statement, {name: values[name] for name in statement._bindparams if name in values})  # noqa: SLF001 - the one list of a text()'s parameters
+_FITTING = (int, type(None))
 
 
-def count_changed(tx: Session, statement: TextClause, values: Mapping[str, Any]) -> int:
-    """Run one raw statement and return how many rows it changed."""
-    return execute(tx, statement, values).rowcount
+@lru_cache(maxsize=256)
+def _has_whole_numbers(types: tuple[type, ...]) -> bool:
+    return all(types[place] in _FITTING for place in _WHOLE_NUMBERS)
 
 
 class JobReader:
@@ -55,7 +67,7 @@ class JobReader:
     def find_job(self, job_id: str, *, session: Session | None = None) -> Job | None:
         """Return one row, or None."""
         with self._database.reading_within(session) as tx:
-            row = tx.execute(reader_sql.GET_JOB, {"id": job_id}).first()
+            row = execute(tx, reader_sql.GET_JOB, {"id": job_id}).first()
             return None if row is None else job_of(row)
 
     def get_job(self, job_id: str, *, session: Session | None = None) -> Job:
@@ -76,7 +88,7 @@ class JobReader:
         """List rows, newest first."""
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise InvalidInputError(f"limit is a whole number above 0, not {limit!r}")
-        query = select(*JobRow.__table__.columns).order_by(JobRow.created_at_ms.desc(), JobRow.id.desc()).limit(limit)
+        query = select(*_COLUMNS).order_by(JobRow.created_at_ms.desc(), JobRow.id.desc()).limit(limit)
         if status is not None:
             query = query.where(JobRow.status == JobStatus.parse(status).value)
         if kind is not None:
@@ -87,12 +99,12 @@ class JobReader:
     def has_key(self, kind: str, dedupe_key: str, *, session: Session | None = None) -> bool:
         """Tell whether any row of ``kind``, whatever its status, has ``dedupe_key``."""
         with self._database.reading_within(session) as tx:
-            return tx.execute(reader_sql.HAS_KEY, {"kind": kind, "dedupe_key": dedupe_key}).first() is not None
+            return execute(tx, reader_sql.HAS_KEY, {"kind": kind, "dedupe_key": dedupe_key}).first() is not None
 
     def count_by_kind_and_status(self, *, session: Session | None = None) -> dict[tuple[str, str], int]:
         """Count the rows by (kind, status)."""
         with self._database.reading_within(session) as tx:
-            return {(row.kind, row.status): row.jobs for row in tx.execute(reader_sql.COUNT_BY_KIND_AND_STATUS)}
+            return {(row.kind, row.status): row.jobs for row in execute(tx, reader_sql.COUNT_BY_KIND_AND_STATUS, {})}
 
     def count_by_status(self, *, session: Session | None = None) -> dict[JobStatus, int]:
         """Count the rows by status; every status is there, zero or not."""
@@ -105,7 +117,9 @@ class JobReader:
     def count_failed(self, *, session: Session | None = None) -> dict[tuple[str | None, str | None], int]:
         """Count the failed rows by (failure_reason, failure_class)."""
         with self._database.reading_within(session) as tx:
-            return {(row.failure_reason, row.failure_class): row.jobs for row in tx.execute(reader_sql.COUNT_FAILED)}
+            return {
+                (row.failure_reason, row.failure_class): row.jobs for row in execute(tx, reader_sql.COUNT_FAILED, {})
+            }
 
     def count_failed_unrecoverable(self, *, session: Session | None = None) -> int:
         """Count the failed rows that are parked because retrying cannot help (spec: Typed failures)."""
@@ -117,22 +131,22 @@ class JobReader:
     def find_next_ready_at(self, kinds: Iterable[str], *, session: Session | None = None) -> int | None:
         """Return the earliest ``available_at_ms`` of the ready rows of ``kinds``, or None when there are none."""
         with self._database.reading_within(session) as tx:
-            return _whole(tx.execute(reader_sql.NEXT_READY_AT, {"kinds": list(kinds)}).scalar())
+            return _whole(execute(tx, reader_sql.NEXT_READY_AT, {"kinds": list(kinds)}).scalar())
 
     def find_oldest_ready_at(self, *, session: Session | None = None) -> int | None:
         """Return when the ready row that has waited longest became due (ms, UTC; may be to come), or None."""
         with self._database.reading_within(session) as tx:
-            return _whole(tx.execute(reader_sql.OLDEST_READY_AT).scalar())
+            return _whole(execute(tx, reader_sql.OLDEST_READY_AT, {}).scalar())
 
     def count_expired(self, now_ms: int, *, session: Session | None = None) -> int:
         """Count the running rows whose lease is over at ``now_ms``."""
         with self._database.reading_within(session) as tx:
-            return int(tx.execute(reader_sql.COUNT_EXPIRED, {"now_ms": now_ms}).scalar_one())
+            return int(execute(tx, reader_sql.COUNT_EXPIRED, {"now_ms": now_ms}).scalar_one())
 
     def list_owners(self, *, session: Session | None = None) -> list[str]:
         """List the workers that hold running rows."""
         with self._database.reading_within(session) as tx:
-            return [owner for owner in tx.execute(reader_sql.LIST_OWNERS).scalars() if isinstance(owner, str)]
+            return [owner for owner in execute(tx, reader_sql.LIST_OWNERS, {}).scalars() if isinstance(owner, str)]
 
 
 def _whole(found: object) -> int | None:

@@ -5,10 +5,13 @@ from functools import lru_cache
 
 from sqlalchemy import TextClause, bindparam, text
 
+from tinycortex.domain.jobs import Job
 from tinycortex.domain.kinds import KindSpec
-from tinycortex.models import ACTIVE_KEY_PREDICATE, JobRow
+from tinycortex.models import ACTIVE_KEY_PREDICATE
 
-COLUMNS = ", ".join(column.name for column in JobRow.__table__.columns)
+JOB_FIELDS = tuple(Job.__dataclass_fields__)
+
+COLUMNS = ", ".join(JOB_FIELDS)
 
 INSERT_FIELDS = (
     "id",

@@ -12,8 +12,8 @@ from tinycortex.domain.jobs import JobStatus
 from tinycortex.domain.kinds import KindSpec
 from tinycortex.errors import InvalidInputError
 from tinycortex.repositories import upkeep_sql
+from tinycortex.repositories.execution import count_changed, execute
 from tinycortex.repositories.job_life import JobLife
-from tinycortex.repositories.job_reader import count_changed, execute
 from tinycortex.telemetry import LeasesRecovered
 
 _PURGE_BATCH = 500
