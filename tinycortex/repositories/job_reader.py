@@ -130,8 +130,11 @@ class JobReader:
 
     def find_next_ready_at(self, kinds: Iterable[str], *, session: Session | None = None) -> int | None:
         """Return the earliest ``available_at_ms`` of the ready rows of ``kinds``, or None when there are none."""
+        wanted = tuple(kinds)
+        if not wanted:
+            return None
         with self._database.reading_within(session) as tx:
-            return _whole(execute(tx, reader_sql.NEXT_READY_AT, {"kinds": list(kinds)}).scalar())
+            return _whole(execute(tx, reader_sql.next_ready_at(wanted), {}).scalar())
 
     def find_oldest_ready_at(self, *, session: Session | None = None) -> int | None:
         """Return when the ready row that has waited longest became due (ms, UTC; may be to come), or None."""

@@ -1,6 +1,8 @@
 """The raw statements that only read. Instants are ms since the epoch, UTC."""
 
-from sqlalchemy import bindparam, text
+from functools import lru_cache
+
+from sqlalchemy import TextClause, bindparam, text
 
 from tinycortex.repositories.job_sql import COLUMNS
 from tinycortex.repositories.upkeep_sql import EXPIRED, OURS
@@ -20,8 +22,17 @@ COUNT_FAILED = text(
     "GROUP BY failure_reason, failure_class"
 )
 
-NEXT_READY_AT = text(
-    "SELECT MIN(available_at_ms) FROM mem_tree_jobs WHERE status = 'ready' AND kind IN :kinds"
-).bindparams(bindparam("kinds", expanding=True))
-
 OLDEST_READY_AT = text("SELECT MIN(available_at_ms) FROM mem_tree_jobs WHERE status = 'ready'")
+
+
+# One probe per kind, as in a claim: a list of kinds would be read from end to end for its least value.
+@lru_cache(maxsize=64)
+def next_ready_at(kinds: tuple[str, ...]) -> TextClause:
+    """Return the search for the earliest due time of the ready rows of ``kinds``."""
+    probes = " UNION ALL ".join(
+        f"SELECT MIN(available_at_ms) AS due_ms FROM mem_tree_jobs WHERE status = 'ready' AND kind = :kind_{number}"
+        for number in range(len(kinds))
+    )
+    return text(f"SELECT MIN(due_ms) FROM ({probes}) AS probes").bindparams(
+        *(bindparam(f"kind_{number}", kind) for number, kind in enumerate(kinds))
+    )
