@@ -25,7 +25,7 @@ class DriverSql(NamedTuple):
 
 
 # Bounded, since statements are built for each set of kinds, and an engine that was closed leaves its own behind.
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=256)
 def driver_sql(statement: TextClause, dialect: Dialect) -> DriverSql | None:
     """Return what ``dialect``'s driver is to be given for ``statement``; None when that depends on the values.
 

@@ -1,7 +1,8 @@
 """Taking jobs in: one or many inserts in one transaction, and what an active twin makes of them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import uuid_utils
@@ -19,7 +20,8 @@ from tinycortex.repositories.execution import execute
 from tinycortex.repositories.job_reader import JobReader
 from tinycortex.telemetry import Emitter, Event, JobsEnqueued
 
-_ROWS_PER_INSERT = 200
+_ROWS_PER_INSERT = (256, 64, 16, 4, 1)
+"""Of few sizes, so that each statement is built and compiled once: a large one holds thousands of parameters."""
 
 
 def mint_id() -> str:
@@ -73,7 +75,22 @@ class JobIntake(JobReader):
             InvalidInputError: ``job`` is no NewJob.
             StorageError: nothing was written.
         """
-        return self.enqueue_many([job], session=session)[0]
+        _check(job)
+        now_ms, job_id = self._clock.now_ms(), mint_id()
+        with self.emitter.tracer.sending([job.kind]) as trace_context:
+            with self._database.within(session) as tx:
+                row = self._row(job, job_id, now_ms, trace_context)
+                if self._on_duplicate(job) is OnDuplicate.IGNORE:
+                    inserted = self._insert(tx, [row])
+                else:
+                    inserted = self._insert_replacing(tx, job, row)
+                is_new = job_id in inserted  # a twin that takes the request says its own id
+                new = [(job_id, job.kind)] if is_new else []
+                if session is not None:
+                    self._announce(new, session)
+            if session is None:
+                self._announce(new)
+        return job_id if is_new else None
 
     def enqueue_tx(self, session: Session, job: NewJob) -> str | None:
         """Insert ``job`` in the caller's transaction; see :meth:`enqueue`."""
@@ -95,64 +112,67 @@ class JobIntake(JobReader):
             StorageError: nothing was written.
         """
         wanted = list(jobs)
-        if strangers := [job for job in wanted if not isinstance(job, NewJob)]:
-            raise InvalidInputError(f"enqueue takes NewJob values, not {type(strangers[0]).__name__}")
+        for job in wanted:
+            _check(job)
         now_ms = self._clock.now_ms()
         # Minted in the order given, since ids break ties between equal times. The rows themselves are built
         # a statement at a time: beside the jobs only their ids are held.
         ids = [mint_id() for _ in wanted]
         taken: list[str | None] = [None] * len(wanted)
         order = sorted(range(len(wanted)), key=lambda index: wanted[index].dedupe_key or "")
-        plain = [index for index in order if self._on_duplicate(wanted[index]) is OnDuplicate.IGNORE]
-        kinds = [job.kind for job in wanted]
-        with self.emitter.tracer.sending(kinds) as trace_context, self._database.within(session) as tx:
-            for start in range(0, len(plain), _ROWS_PER_INSERT):
-                batch = plain[start : start + _ROWS_PER_INSERT]
-                inserted = self._insert(
-                    tx, [self._row(wanted[index], ids[index], now_ms, trace_context) for index in batch]
-                )
-                for index in batch:
-                    taken[index] = ids[index] if ids[index] in inserted else None
-            for index in order:
-                if self._on_duplicate(wanted[index]) is not OnDuplicate.IGNORE:
-                    row = self._row(wanted[index], ids[index], now_ms, trace_context)
-                    inserted = self._insert_replacing(tx, wanted[index], row)
-                    taken[index] = ids[index] if ids[index] in inserted else None
-            if self._on_enqueued is not None:
-                self._database.on_commit(tx, self._on_enqueued)
-            if self.emitter.is_heard:
+        modes = [self._on_duplicate(job) for job in wanted]
+        plain = [index for index in order if modes[index] is OnDuplicate.IGNORE]
+        with self.emitter.tracer.sending([job.kind for job in wanted]) as trace_context:
+            with self._database.within(session) as tx:
+                for batch in _portions(plain):
+                    rows = [self._row(wanted[index], ids[index], now_ms, trace_context) for index in batch]
+                    inserted = self._insert(tx, rows)
+                    for index in batch:
+                        taken[index] = ids[index] if ids[index] in inserted else None
+                for index in order:
+                    if modes[index] is not OnDuplicate.IGNORE:
+                        row = self._row(wanted[index], ids[index], now_ms, trace_context)
+                        inserted = self._insert_replacing(tx, wanted[index], row)
+                        taken[index] = ids[index] if ids[index] in inserted else None
                 new = [(job_id, job.kind) for job_id, job in zip(taken, wanted, strict=True) if job_id is not None]
-                self._tell_new(tx, new)
+                if session is not None:
+                    self._announce(new, session)
+            if session is None:
+                self._announce(new)
         return taken
 
-    def _tell_new(self, tx: Session, new: list[tuple[str, str]]) -> None:
-        if new:
-            ids, kinds = zip(*new, strict=True)
-            self._tell(tx, JobsEnqueued(ids=ids, kinds=kinds))
+    def _announce(self, new: list[tuple[str, str]], session: Session | None = None) -> None:
+        """Tell of new rows once ``session`` has committed them; at once when a transaction of our own just has."""
+        calls = [] if self._on_enqueued is None else [self._on_enqueued]
+        if new and self.emitter.is_heard:
+            calls.append(partial(self.emitter.emit, _event_of(new)))
+        for call in calls:
+            # To wait for a commit is to listen to its session, which costs more than the insert does.
+            call() if session is None else self._database.on_commit(session, call)
 
-    def _row(self, job: NewJob, job_id: str, now_ms: int, trace_context: str | None) -> dict[str, Any]:
+    def _row(self, job: NewJob, job_id: str, now_ms: int, trace_context: str | None) -> tuple[Any, ...]:
         spec = self._find_spec(job.kind)
         default_attempts = policy.DEFAULT_MAX_ATTEMPTS if spec is None else spec.max_attempts
-        return {
-            "id": job_id,
-            "kind": job.kind,
-            "payload_json": job.payload_json,
-            "dedupe_key": job.dedupe_key,
-            "max_attempts": default_attempts if job.max_attempts is None else job.max_attempts,
-            "available_at_ms": now_ms if job.available_at_ms is None else job.available_at_ms,
-            "created_at_ms": now_ms,
-            "trace_context": trace_context,
-        }
+        return (
+            job_id,
+            job.kind,
+            job.payload_json,
+            job.dedupe_key,
+            default_attempts if job.max_attempts is None else job.max_attempts,
+            now_ms if job.available_at_ms is None else job.available_at_ms,
+            now_ms,
+            trace_context,
+        )
 
     def _on_duplicate(self, job: NewJob) -> OnDuplicate:
         spec = self._find_spec(job.kind)
         return OnDuplicate.IGNORE if spec is None or job.dedupe_key is None else OnDuplicate(spec.on_duplicate)
 
-    def _insert(self, tx: Session, rows: list[dict[str, Any]]) -> set[str]:
-        values = {f"{field}_{number}": row[field] for number, row in enumerate(rows) for field in job_sql.INSERT_FIELDS}
-        return set(execute(tx, job_sql.enqueue_ignoring(len(rows)), values).scalars())
+    def _insert(self, tx: Session, rows: Sequence[tuple[Any, ...]]) -> set[str]:
+        values = zip(job_sql.insert_parameters(len(rows)), chain.from_iterable(rows), strict=True)
+        return {job_id for (job_id,) in execute(tx, job_sql.enqueue_ignoring(len(rows)), dict(values))}
 
-    def _insert_replacing(self, tx: Session, job: NewJob, row: dict[str, Any]) -> set[str]:
+    def _insert_replacing(self, tx: Session, job: NewJob, row: tuple[Any, ...]) -> set[str]:
         spec = self._find_spec(job.kind)
         rerun = self._on_duplicate(job) is OnDuplicate.RERUN
         outranks = self._outranks(job.kind, job.payload_json)
@@ -161,10 +181,29 @@ class JobIntake(JobReader):
             "replace_ready": int(outranks or not rerun),
             "replace_rerun": int(outranks or spec is None or spec.outranks is None),
         }
-        return set(execute(tx, job_sql.ENQUEUE_REPLACING, row | choices).scalars())
+        values = dict(zip(job_sql.INSERT_FIELDS, row, strict=True)) | choices
+        return {job_id for (job_id,) in execute(tx, job_sql.ENQUEUE_REPLACING, values)}
 
     def _outranks(self, kind: str, payload_json: str) -> bool:
         spec = self._find_spec(kind)
         if spec is None or spec.outranks is None:
             return False
         return spec.outranks(parse_payload(spec.payload, payload_json))
+
+
+def _check(job: object) -> None:
+    if not isinstance(job, NewJob):
+        raise InvalidInputError(f"enqueue takes NewJob values, not {type(job).__name__}")
+
+
+def _event_of(new: list[tuple[str, str]]) -> JobsEnqueued:
+    ids, kinds = zip(*new, strict=True)
+    return JobsEnqueued(ids=ids, kinds=kinds)
+
+
+def _portions(indexes: Sequence[int]) -> Iterator[Sequence[int]]:
+    start = 0
+    for size in _ROWS_PER_INSERT:
+        while len(indexes) - start >= size:
+            yield indexes[start : start + size]
+            start += size

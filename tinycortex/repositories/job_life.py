@@ -19,7 +19,7 @@ from tinycortex.repositories.execution import count_changed, execute
 from tinycortex.repositories.job_events import event_of_end
 from tinycortex.repositories.job_intake import JobIntake, mint_id
 from tinycortex.repositories.job_reader import job_of
-from tinycortex.telemetry import JobCancelled, JobClaimed
+from tinycortex.telemetry import JobCancelled, JobClaimed, JobsEnqueued
 
 logger = logging.getLogger(__name__)
 
@@ -221,22 +221,15 @@ class JobLife(JobIntake):
             execute(tx, job_sql.TAKE_PAYLOAD, {"id": row.id, "payload_json": payload})
             return
         # Not a NewJob: the row may be another program's, with values that a request of ours may not have.
-        now_ms = self._clock.now_ms()
-        rerun = {
-            "id": mint_id(),
-            "kind": row.kind,
-            "payload_json": request,
-            "dedupe_key": row.dedupe_key,
-            "max_attempts": policy.budget_of(row.max_attempts),
-            "available_at_ms": now_ms,
-            "created_at_ms": now_ms,
-        }
+        now_ms, job_id = self._clock.now_ms(), mint_id()
+        budget = policy.budget_of(row.max_attempts)
         execute(tx, job_sql.FORGET_REQUEST, {"id": row.id})
         # In a settlement the key has just been freed, so nothing can suppress it; else a twin serves it.
         with self.emitter.tracer.sending([row.kind]) as trace_context:
-            inserted = self._insert(tx, [rerun | {"trace_context": trace_context}])
+            rerun = (job_id, row.kind, request, row.dedupe_key, budget, now_ms, now_ms, trace_context)
+            inserted = self._insert(tx, [rerun])
         if inserted and self.emitter.is_heard:
-            self._tell_new(tx, [(rerun["id"], row.kind)])
+            self._tell(tx, JobsEnqueued(ids=(job_id,), kinds=(row.kind,)))
 
     def _is_higher(self, kind: str, payload_json: str) -> bool:
         try:

@@ -35,10 +35,18 @@ _CONFLICT = f"ON CONFLICT (dedupe_key) WHERE {ACTIVE_KEY_PREDICATE}"
 def enqueue_ignoring(rows: int) -> TextClause:
     """Return the insert of ``rows`` jobs whose active twins, if any, stay as they are; it returns the new ids.
 
-    Parameters: every field with its row's number behind it, as in ``id_0``.
+    Parameters: those of :func:`insert_parameters`.
     """
-    values = ", ".join("(" + ", ".join(f":{field}_{row}" for field in INSERT_FIELDS) + ")" for row in range(rows))
+    named = [f":{parameter}" for parameter in insert_parameters(rows)]
+    width = len(INSERT_FIELDS)
+    values = ", ".join(f"({', '.join(named[start : start + width])})" for start in range(0, len(named), width))
     return text(f"{_INSERT} VALUES {values} {_CONFLICT} DO NOTHING RETURNING id")
+
+
+@lru_cache(maxsize=8)
+def insert_parameters(rows: int) -> tuple[str, ...]:
+    """Return the parameters of :func:`enqueue_ignoring`: row by row, each field with its row's number, as ``id_0``."""
+    return tuple(f"{field}_{row}" for row in range(rows) for field in INSERT_FIELDS)
 
 
 # One statement decides and writes, so no settlement can slip between: either the row is still running and
