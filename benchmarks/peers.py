@@ -15,11 +15,12 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import targets
-from benchmarks.drains import drain, fill
+from benchmarks.backlogs import url_of
+from benchmarks.drains import drain, fill, new_job, register
 from benchmarks.figures import RATIO, Row, ratios
-from benchmarks.peer_queues import PEERS
+from benchmarks.peer_queues import PEERS, measure
 from benchmarks.plan import BenchmarkError, Contestant, Plan
-from benchmarks.throughput import measure_enqueue
+from tinycortex import Cortex
 
 REQUIREMENTS = ("huey==3.5.4", "litequeue==0.9", "persist-queue==1.1.0")
 _HUEY = "huey"
@@ -73,10 +74,13 @@ def find_python() -> Path:
 
 def _measure_ours(plan: Plan) -> dict[str, float]:
     path = plan.backlogs.copy()
+    with Cortex.open(url_of(path)) as cortex:
+        register(cortex, lambda: None)  # so that payloads are checked
+        enqueued = measure(plan.sizes.enqueued, lambda number: cortex.enqueue(new_job(number)))
     fill(path, plan.sizes.drained)
     rate = drain(path, plan.sizes.drained, limit_s=plan.sizes.limit_s)
     plan.backlogs.remove(path)
-    return {_enqueue_name(_OURS): measure_enqueue(plan), _work_name(_OURS): rate}
+    return {_enqueue_name(_OURS): enqueued, _work_name(_OURS): rate}
 
 
 def _measure_peer(plan: Plan, python: Path, name: str) -> dict[str, float]:

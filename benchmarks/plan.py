@@ -4,8 +4,6 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import product
-from statistics import median
 
 from rich.progress import Progress
 
@@ -27,8 +25,7 @@ class Sizes:
     Attributes:
         raw_jobs: jobs of the bare driver at NORMAL.
         raw_full_jobs: the same at FULL, where each transaction waits for the disk.
-        enqueued: jobs enqueued one at a time.
-        enqueue_turns: how often that is measured in one round, in turns with the bare driver.
+        enqueued: jobs enqueued one at a time, each way.
         single_jobs: jobs drained one at a time.
         drained: jobs drained by a default worker, and rows of a bulk enqueue.
         limit_s: how long a drain may last; what was done by then is the figure (s).
@@ -45,9 +42,8 @@ class Sizes:
     """
 
     raw_jobs: int = 3_000
-    raw_full_jobs: int = 200
-    enqueued: int = 200
-    enqueue_turns: int = 5
+    raw_full_jobs: int = 1_000
+    enqueued: int = 500
     single_jobs: int = 5_000
     drained: int = 20_000
     limit_s: float = 6
@@ -67,7 +63,6 @@ QUICK = Sizes(
     raw_jobs=300,
     raw_full_jobs=50,
     enqueued=50,
-    enqueue_turns=2,
     single_jobs=200,
     drained=1_000,
     limit_s=2,
@@ -101,26 +96,16 @@ class Plan:
     backlogs: Backlogs
     progress: Progress
 
-    def interleave(self, title: str, contestants: Mapping[str, Contestant], *, turns: int = 1) -> Series:
-        """Let the contestants measure in turns, A B A B …, and return their figures, one value a round.
-
-        Args:
-            title: what a person is shown.
-            contestants: each with what it is called.
-            turns: how often each one measures in a round, whose value is the median: several short turns keep
-                the two sides of a ratio close together where the disk's mood changes within seconds.
-        """
+    def interleave(self, title: str, contestants: Mapping[str, Contestant]) -> Series:
+        """Let the contestants measure in turns, A B A B …, and return their figures, one value a round."""
         found: defaultdict[str, list[float]] = defaultdict(list)
-        task = self.progress.add_task(title, total=self.rounds * turns * len(contestants))
+        task = self.progress.add_task(title, total=self.rounds * len(contestants))
         for _round in range(self.rounds):
-            in_round: defaultdict[str, list[float]] = defaultdict(list)
-            for _turn, (name, contestant) in product(range(turns), contestants.items()):
+            for name, contestant in contestants.items():
                 self.progress.update(task, description=f"{title}: {name}", refresh=True)
                 gc.collect()  # nobody pays for what another left behind
                 for figure, value in contestant().items():
-                    in_round[figure].append(value)
+                    found[figure].append(value)
                 self.progress.advance(task)
-            for figure, values in in_round.items():
-                found[figure].append(median(values))
         self.progress.update(task, description=title, refresh=True)
         return {figure: tuple(values) for figure, values in found.items()}

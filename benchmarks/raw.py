@@ -8,7 +8,8 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -39,6 +40,8 @@ _RANKS = {
     "seal_document": 4,
 }
 
+_KINDS = tuple(_RANKS)
+
 _PROBES = " UNION ALL ".join(
     f"SELECT * FROM (SELECT {rank} AS r, available_at_ms AS a, id FROM mem_tree_jobs "  # noqa: S608 - constants
     f"WHERE status='ready' AND kind='{kind}' AND available_at_ms<=:now ORDER BY available_at_ms, id LIMIT 1)"
@@ -62,41 +65,29 @@ _SETTLE = (
 )
 
 
-def contestant(plan: Plan, synchronous: Synchronous) -> Contestant:
-    """Return what measures the bare driver at ``synchronous``, as :func:`enqueue_name` and :func:`drain_name`."""
-    jobs = {"NORMAL": plan.sizes.raw_jobs, "FULL": plan.sizes.raw_full_jobs}[synchronous]
-
-    def run() -> dict[str, float]:
-        path = plan.backlogs.new_path()
-        enqueued, drained = measure(path, jobs, synchronous)
-        plan.backlogs.remove(path)
-        return {enqueue_name(synchronous): enqueued, drain_name(synchronous): drained}
-
-    return run
-
-
-def enqueue_name(synchronous: Synchronous) -> str:
-    """Return the name of the enqueues' figure (jobs/s)."""
-    return f"bare driver, {synchronous}: enqueue"
-
-
-def drain_name(synchronous: Synchronous) -> str:
-    """Return the name of the figure of claim and settlement (jobs/s)."""
-    return f"bare driver, {synchronous}: claim + settle"
-
-
-def measure(path: Path, jobs: int, synchronous: Synchronous) -> tuple[float, float]:
-    """Return how many jobs are enqueued, and how many claimed and settled, in a new file at ``path`` (jobs/s)."""
+@contextmanager
+def open_queue(path: Path, synchronous: Synchronous) -> Iterator[sqlite3.Connection]:
+    """Make a queue in a new file at ``path`` and hand out its connection."""
     with closing(sqlite3.connect(path, isolation_level=None, cached_statements=256)) as connection:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute(f"PRAGMA synchronous={synchronous}")
         connection.executescript(_DDL)
-        kinds = list(_RANKS)
+        yield connection
+
+
+def enqueue(connection: sqlite3.Connection, number: int) -> None:
+    """Enqueue one job; ``number`` says which, and with it its kind."""
+    key, now = uuid.uuid4(), _now_ms()
+    payload = '{"chunk_id":"c-%d"}' % number  # noqa: UP031 - as in the protocol, and braces stay readable
+    connection.execute(_ENQUEUE, (f"job:{key}", _KINDS[number % len(_KINDS)], payload, f"k:{key}", now, now))
+
+
+def measure(path: Path, jobs: int, synchronous: Synchronous) -> tuple[float, float]:
+    """Return how many jobs are enqueued, and how many claimed and settled, in a new file at ``path`` (jobs/s)."""
+    with open_queue(path, synchronous) as connection:
         began = time.perf_counter()
         for number in range(jobs):
-            key, now = uuid.uuid4(), _now_ms()
-            payload = '{"chunk_id":"c-%d"}' % number  # noqa: UP031 - as in the protocol, and braces stay readable
-            connection.execute(_ENQUEUE, (f"job:{key}", kinds[number % len(kinds)], payload, f"k:{key}", now, now))
+            enqueue(connection, number)
         enqueued = time.perf_counter()
         done = 0
         while row := connection.execute(_CLAIM, {"now": _now_ms()}).fetchone():
@@ -108,14 +99,28 @@ def measure(path: Path, jobs: int, synchronous: Synchronous) -> tuple[float, flo
     return jobs / (enqueued - began), jobs / (drained - enqueued)
 
 
+def measure_drain(plan: Plan) -> float:
+    """Return how many jobs are claimed and settled at NORMAL (jobs/s)."""
+    path = plan.backlogs.new_path()
+    _enqueued, drained = measure(path, plan.sizes.raw_jobs, "NORMAL")
+    plan.backlogs.remove(path)
+    return drained
+
+
 def run(plan: Plan) -> Iterator[Row]:
     """Yield what the bare driver does, by how durable its commits are."""
-    contestants = {
-        "NORMAL": contestant(plan, "NORMAL"),
-        "FULL": contestant(plan, "FULL"),
-    }
+    sizes: dict[Synchronous, int] = {"NORMAL": plan.sizes.raw_jobs, "FULL": plan.sizes.raw_full_jobs}
+    contestants: dict[str, Contestant] = {one: partial(_measure, plan, one, jobs) for one, jobs in sizes.items()}
     for name, values in plan.interleave("raw", contestants).items():
         yield Row(name, "jobs/s", values)
+
+
+def _measure(plan: Plan, synchronous: Synchronous, jobs: int) -> dict[str, float]:
+    path = plan.backlogs.new_path()
+    enqueued, drained = measure(path, jobs, synchronous)
+    plan.backlogs.remove(path)
+    name = f"bare driver, {synchronous}"
+    return {f"{name}: enqueue": enqueued, f"{name}: claim + settle": drained}
 
 
 def _now_ms() -> int:

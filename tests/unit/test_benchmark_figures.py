@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -92,13 +91,6 @@ def test_contestants_take_turns(tmp_path: Path) -> None:
         found = plan.interleave("", {"a": lambda: contestant("a"), "b": lambda: contestant("b")})
     assert order == ["a", "b", "a", "b"]
     assert found == {"a": (1, 3), "b": (2, 4)}
-
-
-def test_a_round_of_several_turns_counts_once(tmp_path: Path) -> None:
-    """Its value is their median."""
-    values = count(1)
-    with planned(tmp_path, rounds=2) as plan:
-        assert plan.interleave("", {"a": lambda: {"a": next(values)}}, turns=3) == {"a": (2, 5)}
 
 
 def test_the_table_shows_every_row() -> None:
