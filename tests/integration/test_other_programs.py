@@ -211,7 +211,10 @@ def test_a_column_that_holds_no_number_stops_no_worker(
     with working(cortex):
         until(lambda: cortex.get_job(ours).status is JobStatus.DONE)
     cortex.tick()
-    cortex.status()
+    assert (cortex.get_job(ours).status, cortex.get_job(ours).attempts) == (JobStatus.DONE, 1)
+    odd = cortex.jobs.list_jobs(kind="odd")
+    assert odd, "the odd row is gone"
+    assert sum(cortex.status().by_status.values()) == len(cortex.jobs.list_jobs())
 
 
 @pytest.mark.parametrize("value", ["text", b"blob"])

@@ -529,12 +529,24 @@ def test_a_subscriber_that_would_wait_for_its_own_thread_is_told(cortex: Cortex)
 # Threads and time
 
 
+def assert_all_run_at_once(cortex: Cortex, many: int) -> None:
+    """So many jobs, in one worker with as many slots, are done at their first attempts."""
+    stop = threading.Event()
+    cortex.enqueue_many(NewJob.of("note", Note()) for _ in range(many))
+    worker = threading.Thread(target=lambda: cortex.run_sync(stop, concurrency=many))
+    worker.start()
+    until(lambda: len(cortex.jobs.list_jobs(kind="note", status=JobStatus.DONE, limit=many)) == many)
+    stop.set()
+    worker.join(BOUND_S)
+    assert not worker.is_alive()
+    assert {job.attempts for job in cortex.jobs.list_jobs(kind="note", limit=many)} == {1}
+
+
 def test_handlers_that_hold_connections_hold_up_no_worker(open_cortex: OpenCortex) -> None:
     """However many of them read for as long as they like, the others are claimed and settled."""
     many = 40
     cortex = open_cortex(HURRIED)
     barrier = threading.Barrier(many)
-    stop = threading.Event()
 
     def handler(_ctx: JobContext, _payload: Note) -> None:
         with cortex.database.reading() as session:
@@ -542,13 +554,7 @@ def test_handlers_that_hold_connections_hold_up_no_worker(open_cortex: OpenCorte
             barrier.wait(BOUND_S)  # each holds its own before any returns
 
     cortex.handler("note", payload=Note)(handler)
-    cortex.enqueue_many(NewJob.of("note", Note()) for _ in range(many))
-    worker = threading.Thread(target=lambda: cortex.run_sync(stop, concurrency=many))
-    worker.start()
-    until(lambda: len(cortex.jobs.list_jobs(kind="note", status=JobStatus.DONE, limit=many)) == many)
-    stop.set()
-    worker.join(BOUND_S)
-    assert {job.attempts for job in cortex.jobs.list_jobs(kind="note", limit=many)} == {1}
+    assert_all_run_at_once(cortex, many)
 
 
 def test_a_timeout_does_not_count_the_wait_for_a_thread(open_cortex: OpenCortex) -> None:
@@ -556,19 +562,12 @@ def test_a_timeout_does_not_count_the_wait_for_a_thread(open_cortex: OpenCortex)
     many = 60
     cortex = open_cortex(HURRIED)
     barrier = threading.Barrier(many)
-    stop = threading.Event()
 
     def handler(_ctx: JobContext, _payload: Note) -> None:
         barrier.wait(BOUND_S)  # none returns before all have begun
 
     cortex.handler("note", payload=Note, timeout_s=BOUND_S / 2)(handler)
-    cortex.enqueue_many(NewJob.of("note", Note()) for _ in range(many))
-    worker = threading.Thread(target=lambda: cortex.run_sync(stop, concurrency=many))
-    worker.start()
-    until(lambda: len(cortex.jobs.list_jobs(kind="note", status=JobStatus.DONE, limit=many)) == many)
-    stop.set()
-    worker.join(BOUND_S)
-    assert {job.attempts for job in cortex.jobs.list_jobs(kind="note", limit=many)} == {1}
+    assert_all_run_at_once(cortex, many)
 
 
 def test_work_goes_on_while_the_main_thread_ends(cortex: Cortex, database_url: str) -> None:

@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from tinycortex.config import QueueSettings, WorkerSettings
 from tinycortex.db import Database
@@ -210,8 +209,8 @@ class WorkerStep:
 
         Raises:
             StorageError: the database could not write how the claim ended, which is then kept.
-            asyncio.CancelledError: this task itself was cancelled. The claim is given back, unless the
-                handler runs in a thread, which nothing can stop: then it is settled when the thread ends.
+            asyncio.CancelledError: this task itself was cancelled. The claim is given back when its handler has
+                ended, unless that runs in a thread, which nothing can stop: then it is settled.
         """
         claim.begun = True
         with self.emitter.tracer.handling(claim.job):
@@ -254,24 +253,24 @@ class WorkerStep:
         else:
             self._cool_down(claim, result)
             claim.release_permit()
-            self._storage.submit(self._quietly, self.settle, claim, result)
+            self._storage.submit(self._quietly, claim, partial(self.settle, claim, result))
 
     def give_back_later(self, claim: Claim) -> None:
         """Have a claim given back unused, attempt and all."""
         claim.begun = True
         claim.release_permit()
-        self._storage.submit(self._quietly, self._give_back, claim, None)
+        self._storage.submit(self._quietly, claim, partial(self._give_back, claim))
 
-    def _give_back(self, claim: Claim, _result: None) -> None:
+    def _give_back(self, claim: Claim) -> None:
         if any(kept.claim is claim for kept in self._kept):
             self._heartbeat.drop(claim.job)  # it has ended, and its loop, which might have written it, too
         else:
             self._end(claim, None)
 
-    def _quietly(self, end: Callable[[Claim, Any], None], claim: Claim, result: Result | None) -> None:
+    def _quietly(self, claim: Claim, end: Callable[[], object]) -> None:
         """End a claim that nobody waits for. What cannot be written is kept, for as long as a loop may write it."""
         with suppress(StorageError):
-            end(claim, result)
+            end()
         if not self._is_driven():
             self._heartbeat.drop(claim.job)
 
