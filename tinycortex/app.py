@@ -17,6 +17,7 @@ from tinycortex.domain.clock import Clock, SystemClock
 from tinycortex.domain.findings import Finding
 from tinycortex.domain.jobs import TERMINAL_STATUSES, Job, JobStatus, NewJob
 from tinycortex.domain.kinds import KindOptions, KindSpec
+from tinycortex.group_commit import GroupCommit
 from tinycortex.handlers.builtin import register_builtin_handlers
 from tinycortex.handlers.registry import HandlerRegistry, HandlerT
 from tinycortex.memory.delegates import MemoryDelegates
@@ -41,6 +42,7 @@ from tinycortex.worker.identity import WorkerIdentity
 from tinycortex.worker.loop import SyncUpkeep, SyncWorker
 from tinycortex.worker.options import DrainOptions, RunOptions
 from tinycortex.worker.step import WorkerStep
+from tinycortex.worker.turns import Turns
 from tinycortex.worker.upkeep import Chore, Upkeep
 from tinycortex.worker.wakeup import Wakeup
 
@@ -84,7 +86,7 @@ class Cortex(Observable):
         self.ingestor = Ingestor(self.database, self.jobs, settings.memory, self.clock)
         self.delegates = delegates or MemoryDelegates(self.database, settings.memory, self.clock)
         self._portal = LoopThread()
-        self._storage = SerialThread("tinycortex-storage")
+        self._storage = GroupCommit("tinycortex-storage", self.database)
         self._chores = SerialThread("tinycortex-upkeep")
         self._heartbeat = Heartbeat(self.jobs, beat_ms=settings.worker.heartbeat_ms)
         self._producer = Producer(self.jobs, self.registry)
@@ -93,10 +95,21 @@ class Cortex(Observable):
         self._backfill = Backfill(self._producer, self.delegates)
         self._inspection = Inspection(self.database, self.jobs, self.registry, self.llm_gate, self.clock)
         self._diagnosis = Diagnosis(settings, self.registry, self.clock)
-        self._step = WorkerStep(
+        self._turns = Turns(
             database=self.database,
             jobs=self.jobs,
             registry=self.registry,
+            settlement=Settlement(self.database, self.jobs, self._producer, settings.queue, self.clock),
+            gate=self.llm_gate,
+            storage=self._storage,
+            heartbeat=self._heartbeat,
+            identity=WorkerIdentity(settings.worker.id),
+            queue=settings.queue,
+            worker=settings.worker,
+            clock=self.clock,
+        )
+        self._step = WorkerStep(
+            database=self.database,
             dispatcher=Dispatcher(
                 self.registry,
                 self.jobs,
@@ -105,14 +118,11 @@ class Cortex(Observable):
                 threads=Threads("tinycortex-handler"),
                 storage=self._storage,
             ),
-            settlement=Settlement(self.database, self.jobs, self._producer, settings.queue, self.clock),
+            turns=self._turns,
             gate=self.llm_gate,
             portal=self._portal,
             storage=self._storage,
-            heartbeat=self._heartbeat,
-            identity=WorkerIdentity(settings.worker.id),
-            queue=settings.queue,
-            worker=settings.worker,
+            emitter=self.emitter,
             clock=self.clock,
         )
         self._drain = Drain(self._step, self.jobs, self.registry, self.clock)
@@ -171,7 +181,7 @@ class Cortex(Observable):
     def close(self) -> None:
         """Write what could not be written before, end the threads, withdraw the worker, close all connections."""
         self._portal.close()
-        self._storage.submit(self._step.leave_kept)  # what stays unwritten is run again after its lease
+        self._turns.leave_kept()  # what stays unwritten is run again after its lease
         self._storage.close()
         self._chores.close()
         self._wakeup.close()
@@ -307,7 +317,7 @@ class Cortex(Observable):
 
     def release_running_locks(self) -> int:
         """Give back every row that this process's worker holds, attempts too."""
-        return self.jobs.release_running_locks(self._step.worker_id)
+        return self.jobs.release_running_locks(self._turns.worker_id)
 
     def enqueue_flush_stale(self, max_age_secs: int | None = None) -> str | None:
         """Enqueue this 3-hour UTC block's flush, at most one per block; None when it had one."""

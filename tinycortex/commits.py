@@ -1,6 +1,7 @@
 """What a session does once its transaction has been committed, and never when it was not."""
 
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from typing import Self
 
 from sqlalchemy import Connection, event
@@ -17,8 +18,8 @@ class AfterCommit:
     """
 
     def __init__(self, session: Session) -> None:
-        self._waiting: dict[SessionTransaction, dict[Callable[[], object], Connection]] = {}
-        self._due: list[Callable[[], object]] = []
+        self._waiting: dict[SessionTransaction, dict[Callable[[], object], tuple[Connection, Context]]] = {}
+        self._due: list[tuple[Callable[[], object], Context]] = []
         self._committed: SessionTransaction | None = None
         event.listen(session, "after_commit", self._note_commit)
         event.listen(session, "after_transaction_end", self._note_end)
@@ -43,10 +44,10 @@ class AfterCommit:
         session.info[_OWNED] = True
 
     def add(self, session: Session, do: Callable[[], object]) -> None:
-        """Have ``do`` called after the commit; once, however often one transaction asks for it."""
+        """Have ``do`` called after the commit, in this context; once, however often one transaction asks for it."""
         connection, transaction = session.connection(), _innermost(session)
         if transaction is not None:
-            self._waiting.setdefault(transaction, {})[do] = connection
+            self._waiting.setdefault(transaction, {})[do] = connection, copy_context()
 
     def _note_commit(self, session: Session) -> None:
         self._committed = _innermost(session)
@@ -61,15 +62,19 @@ class AfterCommit:
             self._waiting.setdefault(around, {}).update(ended)
             return
         # A session may have joined a transaction of its connection, whose end nobody would tell us.
-        self._due += [do for do, connection in ended.items() if connection.closed or not connection.in_transaction()]
+        self._due += [
+            (do, context)
+            for do, (connection, context) in ended.items()
+            if connection.closed or not connection.in_transaction()
+        ]
         if _OWNED not in session.info:
             self.make_due_calls()
 
     def make_due_calls(self) -> None:
         """Make the calls whose transaction has committed, each once."""
         due, self._due = self._due, []
-        for do in due:
-            do()
+        for do, context in due:
+            context.run(do)
 
 
 def _innermost(session: Session) -> SessionTransaction | None:

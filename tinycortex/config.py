@@ -36,6 +36,10 @@ class DatabaseSettings(_Group):
     journal_mode: Literal["wal", "truncate"] = Field(
         "wal", description="SQLite's journal; truncate for a file shared with a program that needs it."
     )
+    durability: Literal["jobs", "strict"] = Field(
+        "jobs",
+        description="What a power cut cannot take back: accepted jobs, or, when strict, claims and settlements too.",
+    )
 
 
 class QueueSettings(_Group):

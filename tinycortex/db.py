@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -30,6 +30,11 @@ _TRANSACTIONS: ContextVar[tuple[_Transaction, ...]] = ContextVar("tinycortex_tra
 """The write transactions that the running code is inside of, through whatever tasks and threads."""
 
 
+def share_transactions(context: Context) -> None:
+    """Have code that runs in ``context`` know of the write transactions that the running code is inside of."""
+    context.run(_TRANSACTIONS.set, _TRANSACTIONS.get())
+
+
 class Database:
     """One database, as the repositories see it.
 
@@ -50,6 +55,7 @@ class Database:
         self.engine: Engine = self._create_engine()
         self.presence: Presence = self._dialect.presence(settings)
         self._reader = self._dialect.reader(self.engine)
+        self._quick = self.engine if settings.durability == "strict" else self._dialect.quick(self.engine, settings)
         self._process = os.getpid()
         self._inherited: list[Pool] = []
         # Where the error arises, so that one of this database is told from any other's that a block meets.
@@ -59,8 +65,12 @@ class Database:
         return self._dialect.create_engine(self._settings, may_create=self._may_create)
 
     @contextmanager
-    def transaction(self) -> Iterator[Session]:
+    def transaction(self, *, durable: bool = True) -> Iterator[Session]:
         """Run the block in one write transaction: commit at its end, roll back when it raises.
+
+        Args:
+            durable: the commit is on the disk when the block has ended. If not, a power cut may take it back,
+                with all that was committed since and is not durable either, and never a part of it.
 
         Raises:
             InvalidInputError: it would wait for the transaction that its own caller holds open.
@@ -71,7 +81,7 @@ class Database:
         own = _Transaction(self)
         _TRANSACTIONS.set((*around, own))
         try:
-            with self._session(self.engine) as session:
+            with self._session(self.engine if durable else self._quick) as session:
                 AfterCommit.leave_to_owner(session)
                 yield session
         finally:

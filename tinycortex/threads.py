@@ -21,28 +21,40 @@ _IDLE_S = 10.0
 """How long a spare thread waits for its next call before it ends."""
 
 
-class _Call:
-    """One call, to be made in its caller's context."""
+class Waiting:
+    """Something to be done in its caller's context.
+
+    Attributes:
+        future: of what comes of it.
+        context: its caller's.
+    """
+
+    def __init__(self) -> None:
+        self.future: Future[Any] = Future()
+        self.context: Context = copy_context()
+
+
+class Call(Waiting):
+    """The call of a function."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        self.future: Future[Any] = Future()
+        super().__init__()
         self._function = function
         self._arguments = arguments
-        self._context: Context = copy_context()
 
     def make(self) -> None:
         """Make the call, and hand what it returned or raised to whoever waits."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
-            result = self._context.run(self._function, *self._arguments)
+            result = self.context.run(self._function, *self._arguments)
         except BaseException as error:  # noqa: BLE001 - it is the caller's
             self.future.set_exception(error)
         else:
             self.future.set_result(result)
 
 
-class _Caller(ABC):
+class Caller(ABC):
     """Makes calls in threads of its own."""
 
     @abstractmethod
@@ -55,7 +67,7 @@ class _Caller(ABC):
         return await asyncio.shield(asyncio.wrap_future(self.submit(function, *arguments)))
 
 
-class SerialThread(_Caller):
+class SerialThread(Caller):
     """One thread that makes calls in the order in which they come.
 
     A call that was handed over is made, whatever becomes of the task that waits for it.
@@ -68,19 +80,27 @@ class SerialThread(_Caller):
     def _start_afresh(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[Waiting | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> "Future[T]":
         """Have ``function`` called; return the future of its result."""
+        call = Call(function, arguments)
+        self._put(call)
+        return call.future
+
+    def _put(self, call: Waiting) -> None:
         if self._process != os.getpid():
             self._start_afresh()  # the thread is the parent's, and perhaps a held lock
-        call = _Call(function, arguments)
         with self._lock:
             if self._thread is None:
-                self._thread = _start(self._name, _serve_in_order, self._calls)
+                self._thread = _start(self._name, self._serve, self._calls)
             self._calls.put(call)
-        return call.future
+
+    def _serve(self, calls: SimpleQueue[Waiting | None]) -> None:
+        while isinstance(call := calls.get(), Call):
+            call.make()
+            del call  # what it returned may be large
 
     def is_current(self) -> bool:
         """Tell whether the running code is a call of this thread, which would wait for itself."""
@@ -98,7 +118,7 @@ class SerialThread(_Caller):
             thread.join()
 
 
-class Threads(_Caller):
+class Threads(Caller):
     """As many threads as there are calls at a time; a spare one is used again."""
 
     def __init__(self, name: str) -> None:
@@ -108,13 +128,13 @@ class Threads(_Caller):
     def _start_afresh(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._spare: list[SimpleQueue[_Call]] = []
+        self._spare: list[SimpleQueue[Call]] = []
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> "Future[T]":
         """Have ``function`` called at once; return the future of its result."""
         if self._process != os.getpid():
             self._start_afresh()
-        call = _Call(function, arguments)
+        call = Call(function, arguments)
         with self._lock:
             calls = self._spare.pop() if self._spare else None
         if calls is not None:
@@ -125,7 +145,7 @@ class Threads(_Caller):
             _start(self._name, self._serve, calls)
         return call.future
 
-    def _serve(self, calls: SimpleQueue[_Call]) -> None:
+    def _serve(self, calls: SimpleQueue[Call]) -> None:
         while True:
             try:
                 call = calls.get(timeout=_IDLE_S)
@@ -145,9 +165,3 @@ def _start(name: str, serve: Callable[..., None], *arguments: Any) -> threading.
     thread = threading.Thread(target=serve, args=arguments, name=name, daemon=True)
     thread.start()
     return thread
-
-
-def _serve_in_order(calls: "SimpleQueue[_Call | None]") -> None:
-    while (call := calls.get()) is not None:
-        call.make()
-        del call

@@ -347,5 +347,5 @@ def test_a_worker_that_is_cancelled_during_a_claim_that_fails_ends(
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(worker, BOUND_S)
 
-    monkeypatch.setattr(cortex.jobs, "claim_next", claim_next)
+    monkeypatch.setattr(cortex.jobs, "claim_many", claim_next)
     asyncio.run(main())

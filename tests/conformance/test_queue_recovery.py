@@ -152,7 +152,7 @@ def test_release_gives_back_ones_own_rows_only(cortex: Cortex) -> None:
     insert_rows(cortex.database, *JobRowFactory.build_batch(2, attempts=1, claim_token=1))
     insert_rows(cortex.database, JobRowFactory.build(id="theirs", running=True))
     theirs = cortex.get_job("theirs")
-    worker_id = cortex._step.worker_id
+    worker_id = cortex._turns.worker_id
     while (job := cortex.jobs.claim_next(worker_id=worker_id)) is not None:
         mine.append(job)
     assert cortex.release_running_locks() == 2

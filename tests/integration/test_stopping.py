@@ -188,14 +188,14 @@ class Gate:
 
     def __init__(self, cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
-        claim_next = cortex.jobs.claim_next
+        claim_next = cortex.jobs.claim_many
 
         def held_up(*arguments: Any, **options: Any) -> Any:
             self.reached.set()
             assert self.open.wait(BOUND_S)
             return claim_next(*arguments, **options)
 
-        monkeypatch.setattr(cortex.jobs, "claim_next", held_up)
+        monkeypatch.setattr(cortex.jobs, "claim_many", held_up)
 
 
 @pytest.mark.parametrize("way", ["run", "run_once_async"])
@@ -406,7 +406,7 @@ def test_a_result_that_comes_after_its_worker_is_renewed_by_nobody(
     cortex.run_sync(stop, kinds=["note"])
     may_end.set()
     assert refused.wait(BOUND_S)
-    until(lambda: cortex._step.is_keeping and not cortex._heartbeat._watched)
+    until(lambda: cortex._turns.is_keeping and not cortex._heartbeat._watched)
     monkeypatch.setattr(cortex.jobs, "mark_done", mark_done)
     cortex.run_once()
     assert cortex.get_job(job_id).status is JobStatus.DONE

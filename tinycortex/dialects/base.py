@@ -88,6 +88,14 @@ class Dialect(Protocol):
         """Return a view of ``engine`` whose transactions only read and never wait for a writer."""
         ...
 
+    def quick(self, engine: Engine, settings: DatabaseSettings) -> Engine:
+        """Return a view of ``engine`` whose commits do not wait for the disk.
+
+        A power cut may take the last of them back, each as a whole, and the database stays sound; where it
+        would not, the view is like the engine.
+        """
+        ...
+
     def classify(self, error: BaseException) -> type[StorageError] | None:
         """Return the storage error that the driver's ``error`` stands for, by code and never by message."""
         ...

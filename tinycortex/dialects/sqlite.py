@@ -24,6 +24,7 @@ from tinycortex.errors import ConfigurationError, StorageError, TransactionEnded
 logger = logging.getLogger(__name__)
 
 _BEGIN = "tinycortex_begin"
+_SYNCHRONOUS = "tinycortex_synchronous"
 _IDENTITY = "tinycortex_file"
 
 _NO_END = "{} is refused here: the transaction commits, or is rolled back, when its block ends"
@@ -72,7 +73,12 @@ class SQLiteDialect:
 
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:
-            connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN IMMEDIATE"))
+            options = connection.get_execution_options()
+            begin, synchronous = options.get(_BEGIN, "BEGIN IMMEDIATE"), options.get(_SYNCHRONOUS, "FULL")
+            if connection.info.get(_SYNCHRONOUS, "FULL") != synchronous:
+                connection.exec_driver_sql(f"PRAGMA synchronous={synchronous}")
+                connection.info[_SYNCHRONOUS] = synchronous
+            connection.exec_driver_sql(begin)
 
         _refuse_after_the_end(engine)
         _follow_the_file(engine, path)
@@ -89,6 +95,10 @@ class SQLiteDialect:
     def reader(self, engine: Engine) -> Engine:
         """Return a view of ``engine`` whose transactions are deferred: in WAL they wait for nobody."""
         return engine.execution_options(**{_BEGIN: "BEGIN"})
+
+    def quick(self, engine: Engine, settings: DatabaseSettings) -> Engine:
+        """Return a view of ``engine`` that syncs the log at checkpoints only; in WAL the file stays sound."""
+        return engine.execution_options(**{_SYNCHRONOUS: "NORMAL"}) if settings.journal_mode == "wal" else engine
 
     def classify(self, error: BaseException) -> type[StorageError] | None:
         """Return the storage error of a driver's error; None for one that is not about storage."""

@@ -12,10 +12,9 @@ from tinycortex.domain.jobs import Job
 from tinycortex.errors import LeaseLostError
 
 
-class _Run(Enum):
+class _Thread(Enum):
     NONE = auto()
-    ON_LOOP = auto()
-    IN_THREAD = auto()
+    RUNS = auto()
     ENDED = auto()
 
 
@@ -34,9 +33,9 @@ class RunSignals:
         self.timed_out = False
         self._lock = threading.Lock()
         self._stop: Callable[[], object] | None = None
-        self._run = _Run.NONE
+        self._thread = _Thread.NONE
         self._returned: object = None
-        self._after_end: Callable[[object], object] | None = None
+        self._after_thread: Callable[[object], object] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._let_go: Callable[[], object] | None = None
 
@@ -54,36 +53,34 @@ class RunSignals:
             if stop is not None and self.cancel_requested:
                 stop()
 
-    # The handler's end, for a worker that can no longer await it
+    # The end of a thread, which no cancellation can bring about
 
-    def begin(self, *, in_thread: bool) -> None:
-        """Note that the handler runs: in a thread, which nothing can stop, or on the loop."""
-        self._run = _Run.IN_THREAD if in_thread else _Run.ON_LOOP
+    def enter_thread(self) -> None:
+        """Note that the handler runs in a thread."""
+        self._thread = _Thread.RUNS
 
-    def end(self, returned: object) -> None:
-        """Note that it has ended, and do what waited for that."""
+    def leave_thread(self, returned: object) -> None:
+        """Note that the thread has ended, and do what waited for that."""
         with self._lock:
-            self._run, self._returned = _Run.ENDED, returned
-            waiting, self._after_end = self._after_end, None
+            self._thread, self._returned = _Thread.ENDED, returned
+            waiting, self._after_thread = self._after_thread, None
         if waiting is not None:
             waiting(returned)
 
-    def take(self) -> None:
-        """Note that what it returned has been taken."""
+    def return_to_loop(self) -> None:
+        """Note that the loop has taken what the thread returned."""
         with self._lock:
-            self._run, self._returned = _Run.NONE, None
+            self._thread, self._returned = _Thread.NONE, None
 
-    def after_end(self, callback: Callable[[object], object]) -> bool:
-        """Have ``callback`` called with what the handler returned, at its end; False when none runs."""
+    def after_thread(self, callback: Callable[[object], object]) -> bool:
+        """Have ``callback`` called with what the handler's thread returns; False when there is no thread."""
         with self._lock:
-            run, returned = self._run, self._returned
-            if run is _Run.ON_LOOP and self._loop is not None and self._loop.is_closed():
-                return False  # it never goes on
-            if run in (_Run.ON_LOOP, _Run.IN_THREAD):
-                self._after_end = callback
-        if run is _Run.ENDED:
+            state, returned = self._thread, self._returned
+            if state is _Thread.RUNS:
+                self._after_thread = callback
+        if state is _Thread.ENDED:
             callback(returned)
-        return run is not _Run.NONE
+        return state is not _Thread.NONE
 
     # The end of its loop
 

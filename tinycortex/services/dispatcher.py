@@ -7,7 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from tinycortex.delegates import QueueDelegates
 from tinycortex.domain import policy
@@ -41,9 +41,6 @@ class _Raised:
 
 _LAST_WORD_S = 5.0
 """How long a program that is interrupted waits until its claim is given back."""
-
-_CUT_SHORT = _Raised(asyncio.CancelledError())
-"""What became of an asynchronous handler whose worker could not wait for it."""
 
 
 class Dispatcher:
@@ -98,8 +95,8 @@ class Dispatcher:
         return self._result(job, signals, returned)
 
     def conclude(self, job: Job, signals: RunSignals, returned: object) -> Result | None:
-        """Return how a run ended that its own task could not await; None when it had only begun, or was cut short."""
-        if not signals.timed_out and (returned is _CUT_SHORT or inspect.isawaitable(returned)):
+        """Return how a run ended whose handler's thread has ended after its task; None when it had only begun."""
+        if inspect.isawaitable(returned) and not signals.timed_out:
             _close(returned)
             return None
         return self._result(job, signals, returned)
@@ -119,39 +116,32 @@ class Dispatcher:
         return returned
 
     async def _await(self, awaitable: Awaitable[Any], signals: RunSignals, timeout_s: float | None) -> object:
-        def note_end(_task: object) -> None:
-            _close(awaitable)  # of a task that was cancelled before its first step
-            signals.end(_CUT_SHORT)
-
-        signals.begin(in_thread=False)
-        task = asyncio.ensure_future(self._guarded(awaitable, signals))
-        task.add_done_callback(note_end)
-        loop = asyncio.get_running_loop()
-        signals.stop_with(lambda: None if loop.is_closed() else loop.call_soon_threadsafe(task.cancel))
+        """Await a handler in this very task, which therefore cannot end before it."""
+        stopper = _Stopper(signals, timeout_s)
         try:
-            done, _pending = await asyncio.wait({task}, timeout=timeout_s)
-            if not done:
-                signals.timed_out = True
-        finally:
-            signals.stop_with(None)
-            if not task.done():  # timed out, or this worker is being stopped
-                task.cancel()
-                await asyncio.wait({task})
-        signals.take()
-        return _CUT_SHORT if task.cancelled() else task.result()
-
-    async def _guarded(self, awaitable: Awaitable[Any], signals: RunSignals) -> object:
-        try:
-            return await awaitable
-        except BaseException as error:  # see _Raised; and a timeout outranks whatever it led to
-            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            returned = await awaitable
+        except asyncio.CancelledError as error:
+            if stopper.is_cancelled_by_others():
+                raise
+            returned = _Raised(error)
+        except KeyboardInterrupt as error:
+            if threading.current_thread() is threading.main_thread():
                 self._give_way(signals)
                 raise
-            return _Raised(error)
+            returned = _Raised(error)
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) and stopper.loop.is_closed():
+                raise  # this very task is being collected
+            returned = _Raised(error)
+        finally:
+            _close(awaitable)
+            stopper.end()
+        if stopper.is_cancelled_by_others():  # and the handler has kept it to itself
+            raise asyncio.CancelledError
+        return returned
 
     def _give_way(self, signals: RunSignals) -> None:
         """End a run where Ctrl-C has struck the handler's own code: its loop may never turn again."""
-        signals.end(_CUT_SHORT)
         signals.let_go()
         with suppress(TimeoutError):  # the program may end right after
             self._storage.submit(int).result(_LAST_WORD_S)
@@ -164,17 +154,17 @@ class Dispatcher:
             except BaseException as error:  # noqa: BLE001 - see _Raised
                 returned = _Raised(error)
             finally:
-                signals.end(returned)
+                signals.leave_thread(returned)
             return returned
 
-        signals.begin(in_thread=True)
+        signals.enter_thread()
         thread = asyncio.wrap_future(self._threads.submit(run))
         done, _pending = await asyncio.wait({thread}, timeout=timeout_s)
         if not done:
             signals.timed_out = True
             await self._storage.call(self._note_timeout, job, timeout_s)
             await asyncio.wait({thread})
-        signals.take()
+        signals.return_to_loop()
         return thread.result()
 
     def _note_timeout(self, job: Job, timeout_s: float | None) -> None:
@@ -184,6 +174,46 @@ class Dispatcher:
             self._jobs.note_error(job, message)
         except StorageError as error:
             logger.warning("job %s: the timeout could not be noted: %s", job.id, type(error).__name__)
+
+
+class _Stopper:
+    """Cancels the running task for its handler's sake: past the kind's time, or on request."""
+
+    def __init__(self, signals: RunSignals, timeout_s: float | None) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._task = cast("asyncio.Task[object]", asyncio.current_task())
+        self._signals = signals
+        self._stops = 0
+        self._has_ended = False
+        self._timer = None if timeout_s is None else self.loop.call_later(timeout_s, self._time_out)
+        signals.stop_with(self._stop_soon)
+
+    def is_cancelled_by_others(self) -> bool:
+        """Tell whether the task itself is to end."""
+        return self._task.cancelling() > self._stops
+
+    def end(self) -> None:
+        """Stop no more, and take back what was asked of the task."""
+        self._has_ended = True
+        self._signals.stop_with(None)
+        if self._timer is not None:
+            self._timer.cancel()
+        for _ in range(self._stops):
+            self._task.uncancel()
+        self._stops = 0
+
+    def _time_out(self) -> None:
+        self._signals.timed_out = True
+        self._stop()
+
+    def _stop_soon(self) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        if not self._has_ended:
+            self._stops += 1
+            self._task.cancel()
 
 
 def _close(awaitable: object) -> None:

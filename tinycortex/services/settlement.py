@@ -4,6 +4,7 @@ import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from sqlalchemy import event
 from sqlalchemy.orm import Session
@@ -42,31 +43,39 @@ class Settlement:
         self._settings = settings
         self._clock = clock
 
-    def settle(self, job: Job, result: JobPlan | BaseException) -> bool:
+    def settle(self, job: Job, result: JobPlan | BaseException, *, session: Session | None = None) -> bool:
         """End the claim ``job`` with what its handler planned or raised.
 
         Whatever the plan's own writes or follow-ups raise undoes the whole plan and fails the attempt.
+
+        Args:
+            job: the claim.
+            result: the plan, or the error.
+            session: a transaction to settle it in; in one of its own when left out.
 
         Returns:
             Whether it took effect; False when the claim was no longer held, and then nothing is written.
 
         Raises:
             StorageError: nothing was written; the claim still holds.
+            BaseException: only with a ``session``, which must be rolled back then, and the claim settled alone.
         """
         if not isinstance(result, JobPlan):
-            return self._fail(job, result)
+            return self._fail(job, result, session)
         try:
-            held = self._apply(job, result)
+            held = self._apply(job, result, session)
         except StorageError:
             raise
-        except BaseException as error:  # noqa: BLE001 - its own writes may raise anything; no Ctrl-C arrives here
-            return self._fail(job, error)
+        except BaseException as error:  # its own writes may raise anything; no Ctrl-C arrives here
+            if session is not None:
+                raise
+            return self._fail(job, error, None)
         if not held:
             logger.warning("job %s (%s) %s", job.id, job.kind, _NOT_HELD)
         return held
 
-    def _apply(self, job: Job, plan: JobPlan) -> bool:
-        with self._database.transaction() as session:
+    def _apply(self, job: Job, plan: JobPlan, around: Session | None) -> bool:
+        with self._database.within(around) as session:
             # First the row: a stale holder writes nothing else, and learns it before its writes run.
             if not self._end(job, plan, session):
                 return False
@@ -112,19 +121,24 @@ class Settlement:
         until_ms = max(plan.until_ms, now_ms + self._settings.min_defer_ms)
         return self._jobs.mark_deferred(job, until_ms, plan.reason, progress=plan.progress, session=session)
 
-    def _fail(self, job: Job, error: BaseException) -> bool:
+    def _fail(self, job: Job, error: BaseException, session: Session | None) -> bool:
         message = describe_error(error)
-        held = self._jobs.mark_failed_typed(job, message, find_failure(error))
-        logger.warning(
-            "job %s (%s) attempt %d of %d failed%s: %s",
-            job.id,
-            job.kind,
-            job.attempts,
-            job.max_attempts,
-            "" if held else f"; it {_NOT_HELD}",
-            scrub_for_log(message),
-        )
+        with self._database.within(session) as tx:
+            held = self._jobs.mark_failed_typed(job, message, find_failure(error), session=tx)
+            self._database.on_commit(tx, partial(_log_failure, job, message, held=held))
         return held
+
+
+def _log_failure(job: Job, message: str, *, held: bool) -> None:
+    logger.warning(
+        "job %s (%s) attempt %d of %d failed%s: %s",
+        job.id,
+        job.kind,
+        job.attempts,
+        job.max_attempts,
+        "" if held else f"; it {_NOT_HELD}",
+        scrub_for_log(message),
+    )
 
 
 def _refuse_awaitable(returned: object) -> None:

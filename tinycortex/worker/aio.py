@@ -3,15 +3,16 @@
 import asyncio
 import math
 from collections.abc import Callable, Collection, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from tinycortex.config import WorkerSettings
 from tinycortex.domain.clock import Clock
-from tinycortex.errors import InvalidInputError, StorageCorruptError, StorageError, TinycortexError
+from tinycortex.errors import InvalidInputError, StorageError, TinycortexError
 from tinycortex.handlers.registry import HandlerRegistry
-from tinycortex.worker.backoff import pause_ms
 from tinycortex.worker.heartbeat import Heartbeat
 from tinycortex.worker.step import WorkerStep
+from tinycortex.worker.turns import Claim, Ended
 from tinycortex.worker.upkeep import SHORTEST_PAUSE_S, Chore, Faults, Upkeep
 from tinycortex.worker.wakeup import Wakeup
 
@@ -114,17 +115,19 @@ class _Run:
         chores: Collection[Chore],
     ) -> None:
         self._worker = worker
+        self._step = worker.step
         self._chores = chores
         self._stop = stop
-        self._concurrency = concurrency
+        self._free = concurrency
         self._kinds = kinds
         self._faults = Faults(worker.settings, worker.step.emitter)
         self._idle_s = max(worker.settings.idle_ms / 1000, SHORTEST_PAUSE_S)
         self._quiet = False
+        self._over = False
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
-        self._errors: list[BaseException] = []
+        self._ended: list[Ended] = []
         self._stopping = self._help(stop.wait())
         self._upkeep = self._help(self._keep_up())
 
@@ -142,41 +145,74 @@ class _Run:
     async def run(self) -> None:
         """Serve, wait for what runs, and leave nothing behind."""
         loop = asyncio.get_running_loop()
-        self._worker.step.join()
+        self._step.turns.join()
         try:
             with self._worker.wakeup.listen(lambda: loop.call_soon_threadsafe(self._changed.set)):
                 while not self._stop.is_set():
                     await self._serve_once()
-            if self._running:
-                await asyncio.wait(self._running, timeout=self._worker.settings.shutdown_grace_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._worker.settings.shutdown_grace_s):
+                    while self._running or self._ended:
+                        await self._finish_once()
         finally:
             await self._end()
 
     async def _serve_once(self) -> None:
-        """Claim a job, or wait for a reason to try."""
+        """Settle what has ended, and claim as many jobs as there is room for; or wait for a reason to."""
         self._changed.clear()
         try:
             self._check()
-            if not self._ready.is_set() or len(self._running) >= self._concurrency:
-                await self._worker.step.retry_kept()
-                await self._wait(self._idle_s)
+            if await self._take_turn():
                 return
-            claim = None if self._quiet else await self._worker.step.claim(self._kinds)
-            if claim is None:
+            if self._ready.is_set() and self._free > 0:
                 await self._wait_for_jobs()
-                return
+            else:
+                await self._wait(self._idle_s)
         except StorageError as error:
             await asyncio.wait({self._stopping, self._upkeep}, timeout=self._faults.pause_after(error))
-            return
-        task = self._worker.step.start(claim)
+
+    async def _take_turn(self) -> bool:
+        """Tell whether there is more to do at once."""
+        ended, self._ended = self._ended, []
+        want = self._free if self._ready.is_set() and (ended or not self._quiet) else 0
+        if not (ended or want or self._step.turns.is_keeping):
+            return False
+        claims, fault = await self._step.take(ended, want, self._kinds)
+        for claim in claims:
+            self._start(claim)
+        if fault is not None:
+            raise fault
+        return bool(claims or self._ended)
+
+    async def _finish_once(self) -> None:
+        """Settle what has ended, and wait for more."""
+        self._changed.clear()
+        ended, self._ended = self._ended, []
+        if ended and (fault := (await self._step.take(ended, 0)).fault) is not None:
+            self._faults.pause_after(fault)  # what is kept is tried again at the end
+        if not self._ended:
+            await self._changed.wait()
+
+    def _start(self, claim: Claim) -> None:
+        task = self._step.start(claim, self._note_end)
+        self._free -= 1
         self._running.add(task)
-        task.add_done_callback(self._note_end)
+        task.add_done_callback(self._forget)
+
+    def _note_end(self, ended: Ended) -> None:
+        if self._over:
+            self._step.turns.end(ended)
+            return
+        self._free += 1
+        self._ended.append(ended)
+        self._changed.set()
+
+    def _forget(self, task: "asyncio.Task[None]") -> None:
+        self._running.discard(task)
+        self._changed.set()
 
     def _check(self) -> None:
-        """Raise what a job met, or what ended something that the worker cannot do without."""
-        errors, self._errors = self._errors, []
-        if errors:  # one pause for all that the jobs met meanwhile, the longest that one of them calls for
-            raise max(errors, key=lambda error: _severity(error, self._worker.settings))
+        """Raise what ended something that the worker cannot do without."""
         if self._upkeep.done():
             self._upkeep.result()
         if not self._worker.heartbeat.is_healthy():
@@ -184,20 +220,14 @@ class _Run:
                 "the heartbeat's thread has ended, so that no lease is renewed; start the worker anew"
             )
 
-    def _note_end(self, task: "asyncio.Task[None]") -> None:
-        self._running.discard(task)
-        self._changed.set()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._errors.append(error)
-
     async def _wait_for_jobs(self) -> None:
-        due_at_ms = await self._worker.step.find_next_due(self._kinds)
+        due_at_ms = await self._step.turns.find_next_due(self._kinds)
         left_s = math.inf if due_at_ms is None else (due_at_ms - self._worker.clock.now_ms()) / 1000
         with self._worker.wakeup.idle():
             pause_s = max(self._idle_s, _QUIET_S) if self._quiet else self._idle_s
             woken = await self._wait(min(max(left_s, 0.001), pause_s))
         # A claim that finds nothing takes the write lock for it; while nothing happens, looking is enough.
-        self._quiet = not woken and left_s > self._idle_s and not self._worker.step.is_keeping
+        self._quiet = not woken and left_s > self._idle_s and not self._step.turns.is_keeping
 
     async def _wait(self, timeout_s: float) -> bool:
         # Not wait_for: before Python 3.12 it loses a cancellation that comes a moment after what it waits for.
@@ -208,15 +238,11 @@ class _Run:
             return False
 
     async def _end(self) -> None:
+        self._over = True
+        self._step.turns.end(*self._ended)
         tasks = {self._stopping, self._upkeep, *self._running}
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=_CLEAN_UP_S)
         # What was given back is written when this worker is seen to have ended.
-        await self._worker.step.leave()
-
-
-def _severity(error: BaseException, settings: WorkerSettings) -> float:
-    if not isinstance(error, StorageError) or isinstance(error, StorageCorruptError):
-        return math.inf  # it ends the worker
-    return pause_ms(error, settings)
+        await self._step.turns.leave()

@@ -1,0 +1,138 @@
+"""Group commit: writes that wait for the database at the same time reach it in one transaction."""
+
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from contextvars import Context
+from itertools import groupby
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar, cast
+
+from sqlalchemy.orm import Session
+
+from tinycortex.db import Database, share_transactions
+from tinycortex.errors import StorageBusyError, StorageCorruptError, StorageUnavailableError
+from tinycortex.threads import Call, SerialThread, Waiting
+
+T = TypeVar("T")
+
+
+class Write(NamedTuple):
+    """One write.
+
+    Attributes:
+        make: writes inside the session of a group or, given None, in a transaction of its own. It may be called
+            twice: what a group wrote is undone, and written one by one, when one of them fails.
+        alone: it must not share its transaction, as others would wait for what it does there, or go down with it.
+        context: where ``make`` is called; that of its batch when left out.
+    """
+
+    make: Callable[[Session | None], object]
+    alone: bool = False
+    context: Context | None = None
+
+
+Batch = Generator[Sequence[Write], list[Any], T]
+"""Writes of one caller: it yields them once, and is sent what each returned, or raised, after the commit."""
+
+_MOST_CALLS = 100
+"""Taken together, for as long as another process may have to wait for the write lock."""
+
+_NOBODY_COULD = (StorageBusyError, StorageUnavailableError, StorageCorruptError)
+"""Faults that each write alone would meet again, after its own share of waiting."""
+
+
+class _BatchCall(Waiting):
+    """A batch that waits for its turn."""
+
+    def __init__(self, batch: Batch[Any]) -> None:
+        super().__init__()
+        self._batch = batch
+        self.writes: Sequence[Write] = ()
+
+    def begin(self) -> None:
+        """Ask for the writes; an error, or a batch without any, has ended it already."""
+        if self.future.set_running_or_notify_cancel():
+            self._go_on(self._batch.__next__)
+
+    def end(self, outcomes: list[Any]) -> None:
+        """Hand over what has become of the writes."""
+        if not self.future.done():
+            self._go_on(self._batch.send, outcomes)
+
+    def _go_on(self, resume: Callable[..., Sequence[Write]], *sent: object) -> None:
+        try:
+            self.writes = self.context.run(resume, *sent)
+        except StopIteration as end:
+            self.future.set_result(end.value)
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            self.future.set_exception(error)
+
+
+class GroupCommit(SerialThread):
+    """A serial thread that writes all batches which wait together in one transaction.
+
+    One bad write never takes its neighbours down: then each is made alone, in the same order. The
+    transaction is not synced to the disk by itself: a power cut may take the last ones back, whole ones
+    and never one of the middle, so nobody outside may have been promised anything on their account.
+    """
+
+    def __init__(self, name: str, database: Database) -> None:
+        super().__init__(name)
+        self._database = database
+
+    def submit_batch(self, batch: Batch[T]) -> "Future[T]":
+        """Have a batch written; return the future of what it returns."""
+        call = _BatchCall(batch)
+        self._put(call)
+        return call.future
+
+    def _serve(self, calls: "SimpleQueue[Waiting | None]") -> None:
+        while True:
+            for kind, run in groupby(_take_waiting(calls), type):
+                if kind is _BatchCall:
+                    self._write(cast("list[_BatchCall]", list(run)))
+                    continue
+                for call in run:
+                    if not isinstance(call, Call):
+                        return
+                    call.make()
+
+    def _write(self, group: list[_BatchCall]) -> None:
+        for batch in group:
+            batch.begin()
+        writes = [(write, write.context or batch.context) for batch in group for write in batch.writes]
+        outcomes: list[Any] = []
+        for alone, run in groupby(writes, lambda write: write[0].alone):
+            outcomes += self._write_all(list(run), alone=alone)
+        for batch in group:
+            count = len(batch.writes)
+            batch.end(outcomes[:count])
+            del outcomes[:count]
+
+    def _write_all(self, writes: list[tuple[Write, Context]], *, alone: bool) -> list[Any]:
+        if alone:
+            return [_write_alone(*write) for write in writes]
+        try:
+            with self._database.transaction(durable=False) as session:
+                for _write, context in writes:
+                    share_transactions(context)
+                return [context.run(write.make, session) for write, context in writes]
+        except _NOBODY_COULD as error:
+            return [error] * len(writes)
+        except BaseException:  # noqa: BLE001 - whoever raised it will again, alone
+            return [_write_alone(*write) for write in writes]
+
+
+def _take_waiting(calls: "SimpleQueue[Waiting | None]") -> list[Waiting | None]:
+    """Wait for a call, and take those that wait behind it, too."""
+    waiting = [calls.get()]
+    while len(waiting) < _MOST_CALLS and not calls.empty():  # there is no other taker
+        waiting.append(calls.get())
+    return waiting
+
+
+def _write_alone(write: Write, context: Context) -> object:
+    try:
+        return context.run(write.make, None)
+    except BaseException as error:  # noqa: BLE001 - it is the caller's
+        return error
