@@ -185,13 +185,13 @@ class _Run:
         return bool(claims or self._ended)
 
     async def _finish_once(self) -> None:
-        """Settle what has ended, and wait for more."""
+        """Settle what has ended, or wait for the end of what runs."""
         self._changed.clear()
         ended, self._ended = self._ended, []
-        if ended and (fault := (await self._step.take(ended, 0)).fault) is not None:
-            self._faults.pause_after(fault)  # what is kept is tried again at the end
-        if not self._ended:
+        if not ended:
             await self._changed.wait()
+        elif (fault := (await self._step.take(ended, 0)).fault) is not None:
+            self._faults.pause_after(fault)  # what is kept is tried again at the end
 
     def _start(self, claim: Claim) -> None:
         task = self._step.start(claim, self._note_end)
