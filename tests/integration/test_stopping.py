@@ -226,6 +226,36 @@ def test_a_claim_whose_task_is_cancelled_is_given_back(
     assert (job.status, job.attempts, cortex.llm_gate.available) == (JobStatus.READY, 0, 1)
 
 
+def test_a_handler_that_ends_during_the_last_claim_holds_no_worker_up(
+    open_cortex: OpenCortex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has ended by then is settled, and nobody waits for another end, which would not come."""
+    cortex = open_cortex(Settings(worker=WorkerSettings(idle_ms=60_000, shutdown_grace_s=2 * BOUND_S)))
+    helpers: list[asyncio.Task[None]] = []
+
+    async def main() -> None:
+        stop = asyncio.Event()
+
+        async def note(_ctx: JobContext, _payload: Note) -> None:
+            gate = Gate(cortex, monkeypatch)
+            await asyncio.to_thread(gate.reached.wait, BOUND_S)
+            helpers.append(asyncio.create_task(open_after(asyncio.current_task(), gate)))
+            stop.set()
+
+        async def open_after(run: "asyncio.Task[Any] | None", gate: Gate) -> None:
+            assert run is not None
+            await asyncio.wait({run})
+            await asyncio.sleep(0)
+            gate.open.set()
+
+        cortex.handler("note", payload=Note)(note)
+        await asyncio.wait_for(cortex.run(stop, concurrency=2, kinds=["note"]), BOUND_S)
+
+    job_id = str(cortex.enqueue(NewJob.of("note", Note())))
+    asyncio.run(main())
+    assert cortex.get_job(job_id).status is JobStatus.DONE
+
+
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("hops", range(12))
 def test_a_loop_that_ends_at_any_moment_leaves_no_claim(open_cortex: OpenCortex, plain: bool, hops: int) -> None:
