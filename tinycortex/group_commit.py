@@ -24,11 +24,13 @@ class Write(NamedTuple):
             twice: what a group wrote is undone, and written one by one, when one of them fails.
         alone: it must not share its transaction, as others would wait for what it does there, or go down with it.
         context: where ``make`` is called; that of its batch when left out.
+        pieces: what to make one by one instead, where the group fails, when ``make`` returns a list of outcomes.
     """
 
     make: Callable[[Session | None], object]
     alone: bool = False
     context: Context | None = None
+    pieces: Sequence[Callable[[Session | None], object]] = ()
 
 
 Batch = Generator[Sequence[Write], list[Any], T]
@@ -132,7 +134,13 @@ def _take_waiting(calls: "SimpleQueue[Waiting | None]") -> list[Waiting | None]:
 
 
 def _write_alone(write: Write, context: Context) -> object:
+    if write.pieces:
+        return [_make_alone(piece, context) for piece in write.pieces]
+    return _make_alone(write.make, context)
+
+
+def _make_alone(make: Callable[[Session | None], object], context: Context) -> object:
     try:
-        return context.run(write.make, None)
+        return context.run(make, None)
     except BaseException as error:  # noqa: BLE001 - it is the caller's
         return error

@@ -37,7 +37,13 @@ def failure() -> Done:
     raise JobFailure.transient("busy")
 
 
-def run_together(cortex: Cortex, bad: Callable[[], Done]) -> list[str]:
+def run_together(
+    cortex: Cortex,
+    bad: Callable[[], Done],
+    *,
+    each: Callable[[int], Done] = lambda _number: Done(),
+    before_the_end: Callable[[list[str]], object] = lambda _ids: None,
+) -> list[str]:
     """Have eight handlers end in one turn of the loop, the fourth of them as ``bad`` says; return the jobs' ids."""
     begun: list[int] = []
     all_begun: list[asyncio.Event] = []
@@ -47,16 +53,18 @@ def run_together(cortex: Cortex, bad: Callable[[], Done]) -> list[str]:
             all_begun.append(asyncio.Event())
         begun.append(payload.number)
         if len(begun) == TOGETHER:
+            before_the_end(ids)
             all_begun[0].set()
         await all_begun[0].wait()
-        return bad() if payload.number == 3 else Done()
+        return bad() if payload.number == 3 else each(payload.number)
 
     cortex.handler("other", payload=Other)(lambda _ctx, _payload: None)
     cortex.handler("note", payload=Note)(handler)
-    ids = cortex.enqueue_many(NewJob.of("note", Note(number=number)) for number in range(TOGETHER))
+    new = [NewJob.of("note", Note(number=number)) for number in range(TOGETHER)]
+    ids = [str(job_id) for job_id in cortex.enqueue_many(new)]
     with working(cortex):
-        until(lambda: {cortex.get_job(str(job_id)).status for job_id in ids}.isdisjoint({JobStatus.RUNNING}) and begun)
-    return [str(job_id) for job_id in ids]
+        until(lambda: {cortex.get_job(job_id).status for job_id in ids}.isdisjoint({JobStatus.RUNNING}) and begun)
+    return ids
 
 
 @pytest.mark.parametrize("bad", [refused_follow_up, failing_writes, failure])
@@ -70,15 +78,31 @@ def test_one_bad_result_takes_no_neighbour_down(cortex: Cortex, bad: Callable[[]
 
 
 def test_what_ends_together_commits_together(cortex: Cortex) -> None:
-    """Eight jobs cost no eight commits."""
+    """Eight jobs cost neither eight statements nor eight commits."""
     statements: list[str] = []
     event.listen(
         cortex.database.engine,
         "before_cursor_execute",
         lambda _c, _cursor, statement, *_r: statements.append(statement),
     )
-    run_together(cortex, Done)
-    settled = [number for number, statement in enumerate(statements) if "status = 'done'" in statement]
-    assert len(settled) >= TOGETHER
-    between = statements[settled[0] : settled[TOGETHER - 1]]
-    assert "BEGIN IMMEDIATE" not in between
+    jobs = [cortex.get_job(job_id) for job_id in run_together(cortex, Done)]
+    assert {job.status for job in jobs} == {JobStatus.DONE}
+    settled = [number for number, statement in enumerate(statements) if "SET status = 'done'" in statement]
+    assert 1 <= len(settled) < TOGETHER
+    assert "BEGIN IMMEDIATE" not in statements[settled[0] : settled[-1]]
+
+
+def test_one_that_was_asked_to_stop_ends_cancelled_among_others(cortex: Cortex) -> None:
+    """The others are done, and what was asked of a row while it ran is passed on by its own."""
+    ids = run_together(cortex, Done, before_the_end=lambda ids: cortex.cancel(ids[3]))
+    statuses = [cortex.get_job(job_id).status for job_id in ids]
+    assert statuses == [JobStatus.CANCELLED if number == 3 else JobStatus.DONE for number in range(TOGETHER)]
+
+
+def test_follow_ups_of_many_are_enqueued_with_them(cortex: Cortex) -> None:
+    """Each job's own, in one transaction with it; the fourth has none."""
+    seen: list[str] = []
+    cortex.handler("next", payload=Other)(lambda _ctx, payload: seen.append(payload.text))
+    run_together(cortex, Done, each=lambda number: Done(follow_ups=[NewJob.of("next", Other(text=str(number)))]))
+    cortex.drain_until_idle()
+    assert sorted(seen) == [str(number) for number in range(TOGETHER) if number != 3]

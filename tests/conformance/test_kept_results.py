@@ -283,6 +283,9 @@ def test_many_refused_results_are_one_pause(open_cortex: OpenCortex, monkeypatch
             raise StorageFullError("no room")
         return settle(job, **options)
 
+    def refusing_all(*_arguments: Any, **_options: Any) -> list[bool]:
+        raise StorageFullError("no room")  # and then each is tried by itself
+
     def note(_ctx: JobContext, _payload: Note) -> None:
         together.wait(BOUND_S)
 
@@ -290,6 +293,7 @@ def test_many_refused_results_are_one_pause(open_cortex: OpenCortex, monkeypatch
     cortex.subscribe(lambda event: paused.append(event) if isinstance(event, WorkerPaused) else None)
     cortex.enqueue_many(NewJob.of("note", Note()) for _ in range(8))
     monkeypatch.setattr(cortex.jobs, "mark_done", refusing)
+    monkeypatch.setattr(cortex.jobs, "mark_done_many", refusing_all)
     with working(cortex, way):
         until(lambda: len(cortex.jobs.list_jobs(kind="note", status=JobStatus.DONE)) == 8)
     assert len(refused) == 8

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import uuid_utils
 from sqlalchemy.orm import Session
@@ -20,7 +20,9 @@ from tinycortex.repositories.execution import execute
 from tinycortex.repositories.job_reader import JobReader
 from tinycortex.telemetry import Emitter, Event, JobsEnqueued
 
-_ROWS_PER_INSERT = (256, 64, 16, 4, 1)
+T = TypeVar("T")
+
+_ROWS_PER_STATEMENT = (256, 64, 16, 4, 1)
 """Of few sizes, so that each statement is built and compiled once: a large one holds thousands of parameters."""
 
 
@@ -124,7 +126,7 @@ class JobIntake(JobReader):
         plain = [index for index in order if modes[index] is OnDuplicate.IGNORE]
         with self.emitter.tracer.sending([job.kind for job in wanted]) as trace_context:
             with self._database.within(session) as tx:
-                for batch in _portions(plain):
+                for batch in portions(plain):
                     rows = [self._row(wanted[index], ids[index], now_ms, trace_context) for index in batch]
                     inserted = self._insert(tx, rows)
                     for index in batch:
@@ -201,9 +203,10 @@ def _event_of(new: list[tuple[str, str]]) -> JobsEnqueued:
     return JobsEnqueued(ids=ids, kinds=kinds)
 
 
-def _portions(indexes: Sequence[int]) -> Iterator[Sequence[int]]:
+def portions(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield all of ``items``, a few sizes at a time."""
     start = 0
-    for size in _ROWS_PER_INSERT:
-        while len(indexes) - start >= size:
-            yield indexes[start : start + size]
+    for size in _ROWS_PER_STATEMENT:
+        while len(items) - start >= size:
+            yield items[start : start + size]
             start += size

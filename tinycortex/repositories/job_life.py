@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import chain, zip_longest
 from typing import Any
 
 from sqlalchemy import Row, TextClause
@@ -17,9 +18,10 @@ from tinycortex.errors import InvalidInputError, JobFailure, PayloadError
 from tinycortex.repositories import job_sql
 from tinycortex.repositories.execution import count_changed, execute
 from tinycortex.repositories.job_events import event_of_end
-from tinycortex.repositories.job_intake import JobIntake, mint_id
+from tinycortex.repositories.job_intake import JobIntake, mint_id, portions
 from tinycortex.repositories.job_reader import job_of
 from tinycortex.telemetry import JobCancelled, JobClaimed, JobsEnqueued
+from tinycortex.telemetry.emitter import handler_took
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +142,30 @@ class JobLife(JobIntake):
         """Settle a claim as done, and enqueue the rerun that was asked for meanwhile (contract §4.4)."""
         return self._settle(job_sql.MARK_DONE, job, session)
 
+    def mark_done_many(
+        self, jobs: Sequence[Job], *, handler_ms: Sequence[float | None] = (), session: Session | None = None
+    ) -> list[bool]:
+        """Settle many claims as :meth:`mark_done` does each, in one transaction; return which took effect.
+
+        Args:
+            jobs: the claims, of different rows.
+            handler_ms: how long their handlers ran (ms), for what is told of them.
+            session: the caller's transaction.
+        """
+        now_ms = self._clock.now_ms()
+        rows: dict[tuple[str, int], Row[Any]] = {}
+        with self._database.within(session) as tx:
+            for some in portions(jobs):
+                named = chain.from_iterable(_claim(job).values() for job in some)
+                values = dict(zip(job_sql.claim_parameters(len(some)), named, strict=True)) | {"now_ms": now_ms}
+                found = execute(tx, job_sql.mark_done_many(len(some)), values).all()
+                rows |= {(row.id, row.claim_token): row for row in found}
+            for job, took_ms in zip_longest(jobs, handler_ms):
+                with handler_took(took_ms):
+                    row = rows.get((job.id, job.claim_token))
+                    self._conclude(tx, job_sql.MARK_DONE, row, {"now_ms": now_ms}, job)
+        return [(job.id, job.claim_token) in rows for job in jobs]
+
     def mark_failed(self, job: Job, message: str, *, session: Session | None = None) -> bool:
         """Settle a claim with an untyped failure: a retry while budget is left, then failed (contract §4.5)."""
         return self.mark_failed_typed(job, message, None, session=session)
@@ -196,15 +222,20 @@ class JobLife(JobIntake):
         values |= {"now_ms": self._clock.now_ms(), **_claim(job)}
         with self._database.within(session) as tx:
             row = execute(tx, statement, values).first()
-            held = row is not None
-            if row is None:
-                statement = job_sql.MARK_CANCELLED
-                row = execute(tx, statement, values).first()
-            if row is not None:
-                if self.emitter.is_heard:
-                    self._tell(tx, event_of_end(statement, job, values))
-                self._pass_on_request(tx, row)
-            return held
+            self._conclude(tx, statement, row, values, job)
+            return row is not None
+
+    def _conclude(
+        self, tx: Session, statement: TextClause, row: Row[Any] | None, values: dict[str, Any], job: Job
+    ) -> None:
+        """Tell of the end of a claim that ``statement`` has written to ``row``; None when it was not free to."""
+        if row is None:
+            statement = job_sql.MARK_CANCELLED
+            row = execute(tx, statement, values | _claim(job)).first()
+        if row is not None:
+            if self.emitter.is_heard:
+                self._tell(tx, event_of_end(statement, job, values))
+            self._pass_on_request(tx, row)
 
     def _pass_on_request(self, tx: Session, row: Row[Any]) -> None:
         """See to the request that was kept with a row while it ran (``on_duplicate="rerun"``).

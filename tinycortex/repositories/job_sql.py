@@ -121,10 +121,9 @@ def _union(selects: Iterable[str]) -> str:
 
 # The claim that a settlement ends. The token alone decides between our own claims; attempts and start
 # also catch a claim by a program that does not know the token. A row that is not running matches nothing.
-HELD = (
-    "WHERE id = :id AND status = 'running' AND claim_token = :claim_token "
-    "AND attempts = :attempts AND started_at_ms = :started_at_ms"
-)
+CLAIM_FIELDS = ("id", "claim_token", "attempts", "started_at_ms")
+
+HELD = f"WHERE {' AND '.join(f'{field} = :{field}' for field in CLAIM_FIELDS)} AND status = 'running'"
 
 # Who was asked to stop can only be cancelled, so that a request is never overtaken by the end of the run.
 _FREE_TO_SETTLE = f"{HELD} AND cancel_requested_at_ms IS NULL"
@@ -138,14 +137,38 @@ TAKE_PAYLOAD = text("UPDATE mem_tree_jobs SET payload_json = :payload_json, reru
 
 FORGET_REQUEST = text("UPDATE mem_tree_jobs SET rerun_payload_json = NULL WHERE id = :id")
 
-MARK_DONE = text(
-    f"""
-    UPDATE mem_tree_jobs
-    SET status = 'done', completed_at_ms = :now_ms, last_error = NULL, failure_reason = NULL,
-        failure_class = NULL, deferred_since_ms = NULL, {FREE}
-    {_FREE_TO_SETTLE} {KEPT}
-    """
+_DONE = (
+    "status = 'done', completed_at_ms = :now_ms, last_error = NULL, failure_reason = NULL, failure_class = NULL, "
+    f"deferred_since_ms = NULL, {FREE}"
 )
+
+MARK_DONE = text(f"UPDATE mem_tree_jobs SET {_DONE} {_FREE_TO_SETTLE} {KEPT}")
+
+
+@lru_cache(maxsize=8)
+def mark_done_many(claims: int) -> TextClause:
+    """Return the statement that settles ``claims`` claims as :data:`MARK_DONE` does one.
+
+    Parameters: ``now_ms``, and those of :func:`claim_parameters`.
+    """
+    named = [f":{parameter}" for parameter in claim_parameters(claims)]
+    width = len(CLAIM_FIELDS)
+    values = ", ".join(f"({', '.join(named[start : start + width])})" for start in range(0, len(named), width))
+    held = " AND ".join(f"mem_tree_jobs.{field} = held_{field}" for field in CLAIM_FIELDS)
+    return text(
+        f"""
+        WITH held ({", ".join(f"held_{field}" for field in CLAIM_FIELDS)}) AS (VALUES {values})
+        UPDATE mem_tree_jobs SET {_DONE} FROM held
+        WHERE {held} AND status = 'running' AND cancel_requested_at_ms IS NULL {KEPT}, claim_token
+        """
+    )
+
+
+@lru_cache(maxsize=8)
+def claim_parameters(claims: int) -> tuple[str, ...]:
+    """Return the parameters that name ``claims`` claims: claim by claim, each field with its number, as ``id_0``."""
+    return tuple(f"{field}_{claim}" for claim in range(claims) for field in CLAIM_FIELDS)
+
 
 MARK_FAILED = text(
     f"""

@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -15,7 +15,7 @@ from tinycortex.domain import policy
 from tinycortex.domain.clock import Clock
 from tinycortex.domain.failures import describe_error, find_failure, iter_causes
 from tinycortex.domain.jobs import Job
-from tinycortex.domain.outcomes import Defer, JobPlan, Writes
+from tinycortex.domain.outcomes import Defer, Done, JobPlan, Writes
 from tinycortex.domain.redact import scrub_for_log
 from tinycortex.errors import InvalidInputError, JobFailure, StorageBusyError, StorageError
 from tinycortex.repositories.jobs import JobRepository
@@ -72,6 +72,33 @@ class Settlement:
             return self._fail(job, error, None)
         if not held:
             logger.warning("job %s (%s) %s", job.id, job.kind, _NOT_HELD)
+        return held
+
+    def settle_done(
+        self, done: Sequence[tuple[Job, Done]], handler_ms: Sequence[float | None], *, session: Session | None = None
+    ) -> list[bool]:
+        """End many claims of different rows as done, with their follow-ups, all or none.
+
+        Args:
+            done: the claims, and their plans, which have no writes of their own.
+            handler_ms: how long each handler ran (ms).
+            session: a transaction to settle them in; in one of its own when left out.
+
+        Returns:
+            For each, whether it took effect; see :meth:`settle`.
+
+        Raises:
+            BaseException: nothing was written; each may be settled by itself.
+        """
+        jobs = [job for job, _plan in done]
+        with self._database.within(session) as tx:
+            held = self._jobs.mark_done_many(jobs, handler_ms=handler_ms, session=tx)
+            plans = [plan for (_job, plan), is_held in zip(done, held, strict=True) if is_held]
+            if follow_ups := [follow_up for plan in plans for follow_up in plan.follow_ups]:
+                self._producer.enqueue_many(follow_ups, session=tx)
+        for job, is_held in zip(jobs, held, strict=True):
+            if not is_held:
+                logger.warning("job %s (%s) %s", job.id, job.kind, _NOT_HELD)
         return held
 
     def _apply(self, job: Job, plan: JobPlan, around: Session | None) -> bool:

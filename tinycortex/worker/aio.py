@@ -11,8 +11,8 @@ from tinycortex.domain.clock import Clock
 from tinycortex.errors import InvalidInputError, StorageError, TinycortexError
 from tinycortex.handlers.registry import HandlerRegistry
 from tinycortex.worker.heartbeat import Heartbeat
+from tinycortex.worker.results import Claim, Ended
 from tinycortex.worker.step import WorkerStep
-from tinycortex.worker.turns import Claim, Ended
 from tinycortex.worker.upkeep import SHORTEST_PAUSE_S, Chore, Faults, Upkeep
 from tinycortex.worker.wakeup import Wakeup
 

@@ -19,7 +19,8 @@ from tinycortex.services.gate import LlmGate
 from tinycortex.services.portal import LoopThread
 from tinycortex.telemetry.emitter import Emitter
 from tinycortex.telemetry.tracing import NO_TRACER
-from tinycortex.worker.turns import Claim, Ended, Turn, Turns
+from tinycortex.worker.results import Claim, Ended
+from tinycortex.worker.turns import Turn, Turns
 
 
 class WorkerStep:

@@ -1,12 +1,8 @@
 """Turns: what a worker has the database do, one transaction after another."""
 
 import asyncio
-import math
-import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from contextvars import Context
-from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -14,74 +10,18 @@ from sqlalchemy.orm import Session
 
 from tinycortex.config import QueueSettings, WorkerSettings
 from tinycortex.db import Database
-from tinycortex.domain import policy
 from tinycortex.domain.clock import Clock
-from tinycortex.domain.failures import describe_error, find_failure, iter_causes
 from tinycortex.domain.jobs import Job
 from tinycortex.domain.kinds import KindSpec
-from tinycortex.domain.outcomes import Defer, JobPlan
-from tinycortex.errors import StorageBusyError, StorageCorruptError, StorageError
+from tinycortex.errors import StorageError
 from tinycortex.group_commit import Batch, GroupCommit, Write
-from tinycortex.handlers.context import RunSignals
 from tinycortex.handlers.registry import HandlerRegistry
 from tinycortex.repositories.jobs import JobRepository
-from tinycortex.services.dispatcher import Result
 from tinycortex.services.gate import LlmGate, Permit
 from tinycortex.services.settlement import Settlement
-from tinycortex.telemetry.emitter import handler_took
-from tinycortex.worker.backoff import pause_ms
 from tinycortex.worker.heartbeat import Heartbeat
 from tinycortex.worker.identity import WorkerIdentity
-
-_MOST_KEPT = 8
-"""Results that wait for the database before a worker claims no more: each was work, and takes memory."""
-
-
-@dataclass(slots=True, eq=False)
-class Claim:
-    """A leased row, the permit its handler runs under when its kind is LLM-bound, and what the handler is told.
-
-    Attributes:
-        begun: whether somebody has taken it on, and will end it.
-        handler_ms: how long its handler ran, of the monotonic clock; None before its end.
-        renewed_at: when its lease was renewed, once nobody looks after it any more (monotonic seconds).
-        context: where its end is written, and told; the worker's when None.
-        note_written: called when its end is written, or kept.
-    """
-
-    job: Job
-    permit: Permit | None
-    signals: RunSignals = field(default_factory=RunSignals)
-    begun: bool = False
-    handler_ms: float | None = None
-    renewed_at: float | None = None
-    context: Context | None = None
-    note_written: Callable[[], object] | None = None
-
-    def release_permit(self) -> None:
-        """Give the permit back, if there is one."""
-        if self.permit is not None:
-            self.permit.release()
-
-
-class Ended(NamedTuple):
-    """How a claim ended; None for one that is given back unused."""
-
-    claim: Claim
-    result: Result | None
-
-    @property
-    def has_writes(self) -> bool:
-        """Tell whether the handler hands over writes of its own, which may take long and may fail."""
-        return isinstance(self.result, JobPlan) and self.result.writes is not None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
-    """What the database could not take yet."""
-
-    ended: Ended
-    again_at: float  # monotonic seconds
+from tinycortex.worker.results import Claim, Ended, Results
 
 
 class Turn(NamedTuple):
@@ -127,15 +67,14 @@ class Turns:
         self._database = database
         self._jobs = jobs
         self._registry = registry
-        self._settlement = settlement
+        self._results = Results(
+            database=database, jobs=jobs, settlement=settlement, heartbeat=heartbeat, worker=worker, clock=clock
+        )
         self._gate = gate
         self._storage = storage
         self._heartbeat = heartbeat
         self._identity = identity
         self._queue = queue
-        self._worker = worker
-        self._clock = clock
-        self._kept: list[_Kept] = []
         self._loops: list[asyncio.AbstractEventLoop] = []
 
     @property
@@ -209,7 +148,7 @@ class Turns:
     @property
     def is_keeping(self) -> bool:
         """Tell whether a result waits for the database."""
-        return bool(self._kept)
+        return self._results.is_keeping
 
     def _is_driven(self) -> bool:
         return not all(loop.is_closed() for loop in self._loops)
@@ -225,19 +164,21 @@ class Turns:
         loop: asyncio.AbstractEventLoop,
         let_go: Callable[[Claim], object],
     ) -> Batch[Turn]:
-        again = self._due_again(at_once=False)
+        was_full = self._results.is_full
+        again, now = self._results.begin_again(at_once=False), self._results.begin(ended)
         permits: list[Permit] = []
         claiming: list[Write] = []
-        if want > 0 and len(self._kept) + len(again) < _MOST_KEPT:
+        if want > 0 and not was_full:
             self._database.presence.announce(self.worker_id)
             permits = self._acquire_permits(want)
             specs = self._list_specs(kinds, llm_bound=bool(permits))
             if specs:
                 claiming = [Write(partial(self._claim, want, len(permits), specs))]
         try:
-            outcomes = yield [*self._writes_of(again), *self._writes_of(ended), *claiming]
-            faults = self._note(again, outcomes[: len(again)], again=True)
-            faults += self._note(ended, outcomes[len(again) : len(again) + len(ended)])
+            outcomes = yield [*again.writes, *now.writes, *claiming]
+            settled = len(again.writes) + len(now.writes)
+            faults = self._results.note(again, outcomes[: len(again.writes)])
+            faults += self._results.note(now, outcomes[len(again.writes) : settled])
             jobs = outcomes[-1] if claiming else []
             if isinstance(jobs, BaseException):
                 if not isinstance(jobs, StorageError):
@@ -248,23 +189,23 @@ class Turns:
         finally:
             for permit in permits:
                 permit.release()
-        return Turn(claims, max(faults, key=self._gravity, default=None))
+        return Turn(claims, self._results.find_gravest(faults))
 
     def _end(self, ended: Ended) -> Batch[None]:
         claim, result = ended
-        if result is None and any(kept.ended.claim is claim for kept in self._kept):
+        if result is None and self._results.keeps(claim):
             self._heartbeat.drop(claim.job)  # it has ended, and its loop, which might have written it, too
             return
-        self._note([ended], (yield self._writes_of([ended])))
+        settling = self._results.begin([ended])
+        self._results.note(settling, (yield settling.writes))
         if not self._is_driven():
             self._heartbeat.drop(claim.job)
 
     def _leave_kept(self) -> Batch[None]:
-        again = self._due_again(at_once=True)
-        self._note(again, (yield self._writes_of(again)), again=True)
+        again = self._results.begin_again(at_once=True)
+        self._results.note(again, (yield again.writes))
         if not self._is_driven():
-            for kept in self._kept:
-                self._heartbeat.drop(kept.ended.claim.job)
+            self._results.abandon()
 
     def _give_back_taken(self, taking: "Future[Turn]") -> None:
         if not taking.cancelled() and taking.exception() is None:
@@ -308,74 +249,3 @@ class Turns:
         claim.signals.live_on(loop, partial(let_go, claim))
         self._heartbeat.watch(job, claim.signals)
         return claim
-
-    # Settle
-
-    def _writes_of(self, all_ended: Sequence[Ended]) -> list[Write]:
-        for claim, _result in all_ended:
-            renewed_at = self._heartbeat.drop(claim.job)
-            claim.renewed_at = claim.renewed_at if renewed_at is None else renewed_at
-        return [Write(partial(self._write, ended), ended.has_writes, ended.claim.context) for ended in all_ended]
-
-    def _write(self, ended: Ended, session: Session | None) -> None:
-        """Write how a claim ended.
-
-        A fault of this database that the handler met is not the job's fault: the row is put off, without
-        its attempt, for as long as the fault calls for, and for longer each time that it comes back.
-        """
-        claim, result = ended
-        fault = self._find_fault(result)
-        if result is None or isinstance(fault, StorageCorruptError):
-            self._jobs.release(claim.job, session=session)
-            return
-        with handler_took(claim.handler_ms):
-            plan = result if fault is None else self._put_off(claim.job, fault)
-            self._settlement.settle(claim.job, plan, session=session)
-
-    def _find_fault(self, result: Result | None) -> StorageError | None:
-        if not isinstance(result, BaseException) or find_failure(result) is not None:
-            return None  # or the handler has decided what it means
-        return next(filter(self._database.owns, iter_causes(result)), None)
-
-    def _put_off(self, job: Job, fault: StorageError) -> Defer:
-        now_ms = self._clock.now_ms()
-        deferring_ms = now_ms - (now_ms if job.deferred_since_ms is None else job.deferred_since_ms)
-        wait_ms = max(pause_ms(fault, self._worker), min(deferring_ms, policy.RETRY_CAP_MS))
-        return Defer(until_ms=now_ms + wait_ms, reason=describe_error(fault))
-
-    def _note(
-        self, all_ended: Sequence[Ended], outcomes: Sequence[object], *, again: bool = False
-    ) -> list[StorageError]:
-        """Keep what could not be written; return the faults that the worker has to heed.
-
-        One result that the database goes on refusing for want of room is tried again after a pause, and
-        holds up no other job, until there are several.
-        """
-        faults: list[StorageError] = []
-        for ended, error in zip(all_ended, outcomes, strict=True):
-            claim, result = ended
-            if claim.note_written is not None:
-                claim.note_written()
-            fault = self._find_fault(result)
-            if isinstance(fault, StorageCorruptError):
-                faults.append(fault)  # the handler met it
-            if not isinstance(error, StorageError):
-                if isinstance(error, BaseException):
-                    raise error
-                continue
-            self._heartbeat.watch(claim.job, claim.signals, claim.renewed_at)
-            lasting = again and not isinstance(error, StorageBusyError)
-            wait_s = pause_ms(error, self._worker) / 1000 if lasting else 0.0
-            self._kept.append(_Kept(ended, time.monotonic() + wait_s))
-            if not lasting or isinstance(error, StorageCorruptError) or len(self._kept) >= _MOST_KEPT:
-                faults.append(error)
-        return faults
-
-    def _due_again(self, *, at_once: bool) -> list[Ended]:
-        now = time.monotonic()
-        due = [kept for kept in self._kept if at_once or kept.again_at <= now]
-        self._kept = [kept for kept in self._kept if not (at_once or kept.again_at <= now)]
-        return [kept.ended for kept in due]
-
-    def _gravity(self, fault: StorageError) -> float:
-        return math.inf if isinstance(fault, StorageCorruptError) else pause_ms(fault, self._worker)
