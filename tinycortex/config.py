@@ -64,7 +64,7 @@ class WorkerSettings(_Group):
     id: Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_check_worker_id)] | None = Field(
         None, description="Readable part of a worker's name in `locked_by`; host and process id when not set."
     )
-    concurrency: Annotated[int, Field(ge=1, le=1_000)] = Field(8, description="Jobs that one worker runs at a time.")
+    concurrency: Annotated[int, Field(ge=1, le=1_000)] = Field(32, description="Jobs that one worker runs at a time.")
     idle_ms: Milliseconds = Field(250, description="Pause when nothing is due.")
     busy_ms: Milliseconds = Field(100, description="Pause after a busy database.")
     io_ms: Milliseconds = Field(1_000, description="Pause after a transient I/O fault of the database.")

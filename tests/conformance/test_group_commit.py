@@ -93,7 +93,8 @@ def test_what_ends_together_commits_together(cortex: Cortex) -> None:
         if "SET status = 'done'" in statement and not ids.isdisjoint(parameters)
     ]
     assert 1 <= len(settled) < TOGETHER
-    assert "BEGIN IMMEDIATE" not in [statement for statement, _ in statements[settled[0] : settled[-1]]]
+    between = [statement for statement, _ in statements[settled[0] : settled[-1]]]
+    assert between.count("BEGIN IMMEDIATE") <= 1  # the one that lets the others go may end a moment before them
 
 
 def test_one_that_was_asked_to_stop_ends_cancelled_among_others(cortex: Cortex) -> None:

@@ -180,6 +180,8 @@ class _Run:
         claims, fault = await self._step.take(ended, want, self._kinds)
         for claim in claims:
             self._start(claim)
+        if claims:
+            await asyncio.sleep(0)  # those that end at once then share the next turn with what has ended meanwhile
         if fault is not None:
             raise fault
         return bool(claims or self._ended)
