@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import claim_backlog, latency_rows, memory, peers, raw, startup, throughput
+from benchmarks import claim_backlog, latency_rows, memory, peers, raw, startup, statements, throughput
 from benchmarks.backlogs import Backlogs
 from benchmarks.chart import draw
 from benchmarks.figures import Row, Verdict
@@ -40,6 +40,7 @@ class Name(StrEnum):
     PEERS = "peers"
     MEMORY = "memory"
     STARTUP = "startup"
+    STATEMENTS = "statements"
 
 
 BENCHMARKS: dict[Name, Callable[[Plan], Iterator[Row]]] = {
@@ -50,6 +51,7 @@ BENCHMARKS: dict[Name, Callable[[Plan], Iterator[Row]]] = {
     Name.PEERS: peers.run,
     Name.MEMORY: memory.run,
     Name.STARTUP: startup.run,
+    Name.STATEMENTS: statements.run,
 }
 
 _PARTS = [name for name in BENCHMARKS if name is not Name.RAW]
