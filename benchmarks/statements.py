@@ -23,15 +23,19 @@ _BATCHES = (1, 8, 32, 64)
 
 _WORKER = "default worker"
 
+_TRANSACTIONS = ("an empty transaction, bare driver", "an empty transaction, ours")
+
 
 def run(plan: Plan) -> Iterator[Row]:
     """Yield the jobs/s of the statements by the size of the batch, and what a worker makes of them."""
     contestants: dict[str, Contestant] = {_name(batch): partial(_measure, plan, batch) for batch in _BATCHES}
     contestants[_WORKER] = partial(_measure_worker, plan)
+    contestants["transactions"] = partial(_measure_transactions, plan)
     found = plan.interleave("statements", contestants)
     for name, values in found.items():
-        yield Row(name, "jobs/s", values)
+        yield Row(name, "µs" if name in _TRANSACTIONS else "jobs/s", values)
     batch = max(size for size in _BATCHES if size <= WorkerSettings().concurrency)
+    yield Row(f"{_TRANSACTIONS[1]} ÷ bare driver", RATIO, ratios(*(found[name] for name in reversed(_TRANSACTIONS))))
     yield Row(f"{_WORKER} ÷ {_name(batch)}", RATIO, ratios(found[_WORKER], found[_name(batch)]))
 
 
@@ -44,6 +48,25 @@ def _measure_worker(plan: Plan) -> dict[str, float]:
     rate = drain(path, plan.sizes.drained, limit_s=plan.sizes.limit_s)
     plan.backlogs.remove(path)
     return {_WORKER: rate}
+
+
+def _measure_transactions(plan: Plan) -> dict[str, float]:
+    """Return what beginning and committing takes when nothing is written in between (µs)."""
+    path, times = plan.backlogs.copy(), plan.sizes.enqueued
+    with Cortex.open(url_of(path)) as cortex:
+        began = time.perf_counter()
+        for _ in range(times):
+            with cortex.database.transaction(durable=False) as session:
+                session.connection()
+        ours_s = time.perf_counter() - began
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        began = time.perf_counter()
+        for _ in range(times):
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("COMMIT")
+        bare_s = time.perf_counter() - began
+    plan.backlogs.remove(path)
+    return dict(zip(_TRANSACTIONS, (bare_s / times * 1e6, ours_s / times * 1e6), strict=True))
 
 
 def _measure(plan: Plan, batch: int) -> dict[str, float]:
