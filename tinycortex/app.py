@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING, Self, Unpack, overload
 
 from pydantic import BaseModel
@@ -21,7 +22,6 @@ from tinycortex.group_commit import GroupCommit
 from tinycortex.handlers.builtin import register_builtin_handlers
 from tinycortex.handlers.registry import HandlerRegistry, HandlerT
 from tinycortex.memory.delegates import MemoryDelegates
-from tinycortex.memory.ingest import Ingestor
 from tinycortex.repositories.jobs import JobRepository, Requeued
 from tinycortex.scheduler import Scheduler, TickReport
 from tinycortex.services.backfill import Backfill
@@ -34,7 +34,7 @@ from tinycortex.services.portal import LoopThread
 from tinycortex.services.producer import Producer
 from tinycortex.services.settlement import Settlement
 from tinycortex.telemetry import Observable
-from tinycortex.threads import SerialThread, Threads
+from tinycortex.threads import SerialThread
 from tinycortex.worker.aio import Worker
 from tinycortex.worker.drain import Drain
 from tinycortex.worker.heartbeat import Heartbeat
@@ -49,6 +49,8 @@ from tinycortex.worker.wakeup import Wakeup
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
+    from tinycortex.memory.ingest import Ingestor
+
 
 class Cortex(Observable):
     """A queue, its handlers and its workers, on one database.
@@ -59,7 +61,6 @@ class Cortex(Observable):
         settings: every setting in force.
         jobs: the repository of the queue's rows.
         registry: the kinds that this process can run; the six built-in ones are registered.
-        ingestor: takes text into the queue.
         llm_gate: lets LLM-bound handlers run one at a time, or as many as ``queue.llm_permits``.
         delegates: the heavy work of the built-in kinds.
     """
@@ -83,7 +84,6 @@ class Cortex(Observable):
             emitter=self.emitter,
         )
         self.llm_gate = LlmGate(settings.queue.llm_permits)
-        self.ingestor = Ingestor(self.database, self.jobs, settings.memory, self.clock)
         self.delegates = delegates or MemoryDelegates(self.database, settings.memory, self.clock)
         self._portal = LoopThread()
         self._storage = GroupCommit("tinycortex-storage", self.database)
@@ -110,14 +110,7 @@ class Cortex(Observable):
         )
         self._step = WorkerStep(
             database=self.database,
-            dispatcher=Dispatcher(
-                self.registry,
-                self.jobs,
-                self.delegates,
-                self.clock,
-                threads=Threads("tinycortex-handler"),
-                storage=self._storage,
-            ),
+            dispatcher=Dispatcher(self.registry, self.jobs, self.delegates, self.clock, storage=self._storage),
             turns=self._turns,
             gate=self.llm_gate,
             portal=self._portal,
@@ -195,6 +188,13 @@ class Cortex(Observable):
         self.close()
 
     # Produce
+
+    @cached_property
+    def ingestor(self) -> "Ingestor":
+        """What takes text into the queue."""
+        from tinycortex.memory.ingest import Ingestor  # noqa: PLC0415 - it brings the memory's tables with it
+
+        return Ingestor(self.database, self.jobs, self.settings.memory, self.clock)
 
     def transaction(self) -> AbstractContextManager[Session]:
         """Open one write transaction on the queue's database; hand its session to :meth:`enqueue`."""

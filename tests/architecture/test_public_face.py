@@ -67,15 +67,41 @@ def test_the_list_is_sorted_and_without_doubles() -> None:
     assert list(tinycortex.__all__) == sorted(set(tinycortex.__all__), key=order)
 
 
-def test_importing_the_package_stays_light() -> None:
-    """No migration machinery, no command line and no test tools are loaded with the package."""
-    command = (
-        "import sys, tinycortex;"
-        "heavy = {'alembic', 'typer', 'rich', 'factory', 'pytest', 'hypothesis', 'opentelemetry'};"
-        "print(*sorted(heavy & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+HEAVY = """
+    alembic typer rich factory pytest hypothesis opentelemetry filelock psycopg
+    sqlalchemy.dialects.postgresql tinycortex.models tinycortex.memory.crafts tinycortex.memory.ingest
+    tinycortex.testing tinycortex.cli
+"""
+
+
+def test_a_program_that_enqueues_loads_what_it_needs(sqlite_urls: tuple[str, str]) -> None:
+    """No migration machinery, command line, test tool or mapped table comes with an opening and an enqueue."""
+    command = """
+import sys
+from tinycortex import Cortex, FlushStalePayload, NewJob
+with Cortex.open(sys.argv[1]) as cortex:
+    cortex.enqueue(NewJob.of("flush_stale", FlushStalePayload(max_age_secs=0)))
+print(*sorted(set(sys.argv[2:]) & set(sys.modules)))
+"""
+    arguments = [sys.executable, "-c", command, sqlite_urls[1], *HEAVY.split()]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_the_help_of_the_command_loads_no_table() -> None:
+    """The commands are listed without migrations, and without the tables that only some of them read."""
+    command = """
+import sys
+from tinycortex.cli import main
+sys.argv[1:] = ["--help"]
+try:
+    main()
+except SystemExit:
+    print(*sorted({"alembic", "tinycortex.models"} & set(sys.modules)), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    assert "ingest" in done.stdout
+    assert done.stderr.split() == []
 
 
 def test_the_testing_package_works_without_factory_boy() -> None:

@@ -17,7 +17,6 @@ from tinycortex.domain.jobs import JobStatus, NewJob
 from tinycortex.domain.kinds import JobKind
 from tinycortex.domain.payloads import FlushStalePayload
 from tinycortex.errors import SourceError
-from tinycortex.memory.outline import Outline
 
 _DEFERRED_MS = 2_000
 """A deferred embedding batch comes back well within this; a retry does not, and is left to a worker."""
@@ -32,6 +31,8 @@ def ingest(
     as_json: AsJson = False,
 ) -> None:
     """Take .md, .markdown, .txt and .rst files into the queue. The same file again adds nothing."""
+    from tinycortex.memory.outline import Outline  # noqa: PLC0415 - it brings the memory's tables with it
+
     started = time.monotonic()
     with open_cortex(ctx) as cortex, _progress() as progress:
         files, chunks, enqueued, problems = _ingest(cortex, progress, paths, source_id, owner)

@@ -1,7 +1,7 @@
 """``tinycortex tree``: the memory's trees, for a person to look at."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -9,7 +9,9 @@ from rich.tree import Tree
 
 from tinycortex.cli.opening import AsJson, open_cortex
 from tinycortex.cli.output import console, plain, print_error, print_json
-from tinycortex.memory.outline import Outline, SummaryOutline, TreeOutline
+
+if TYPE_CHECKING:
+    from tinycortex.memory.outline import SummaryOutline, TreeOutline
 
 
 def tree(
@@ -18,6 +20,8 @@ def tree(
     as_json: AsJson = False,
 ) -> None:
     """Show trees, what waits in them and their summaries, with levels, tokens and first words."""
+    from tinycortex.memory.outline import Outline  # noqa: PLC0415 - it brings the memory's tables with it
+
     with open_cortex(ctx) as cortex:
         trees = Outline(cortex.database).list_trees(scope)
     if scope is not None and not trees:
@@ -30,7 +34,7 @@ def tree(
         console().print(_rendered(outline))
 
 
-def _rendered(outline: TreeOutline) -> Tree:
+def _rendered(outline: "TreeOutline") -> Tree:
     rendered = Tree(plain(f"{outline.kind} {outline.scope} ({outline.status})"))
     for buffer in outline.buffers:
         rendered.add(plain(f"level {buffer.level} waits: {buffer.items} items, {buffer.token_sum} tokens"))
@@ -39,7 +43,7 @@ def _rendered(outline: TreeOutline) -> Tree:
     return rendered
 
 
-def _add(parent: Tree, summary: SummaryOutline) -> None:
+def _add(parent: Tree, summary: "SummaryOutline") -> None:
     head: Text = plain(
         f"level {summary.level}: {summary.token_count} tokens over {summary.leaf_count} chunks: {summary.preview}"
     )

@@ -7,8 +7,10 @@ import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from filelock import FileLock, Timeout
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +43,10 @@ class FilePresence:
                 self._held[worker_id] = lock = _lock(self._path(worker_id))
                 try:
                     self._acquire(lock)
-                except (Timeout, OSError) as error:
+                except OSError as error:
                     logger.warning("%s: no file for this worker (%s); its leases decide", self._folder, error)
 
-    def _acquire(self, lock: FileLock) -> None:
+    def _acquire(self, lock: "FileLock") -> None:
         # Another worker may remove the empty folder between its making and the file's.
         for _attempt in range(_FOLDER_ATTEMPTS):
             self._folder.mkdir(exist_ok=True)
@@ -82,7 +84,7 @@ class FilePresence:
         lock = _lock(path)
         try:
             lock.acquire()
-        except (Timeout, OSError):
+        except OSError:
             return False
         lock.release()
         return True
@@ -96,6 +98,8 @@ class FilePresence:
             self._folder.rmdir()
 
 
-def _lock(path: Path) -> FileLock:
+def _lock(path: Path) -> "FileLock":
+    from filelock import FileLock  # noqa: PLC0415 - a program that only enqueues locks no file
+
     # Announced in one thread and withdrawn in another, so the lock must not belong to a thread.
     return FileLock(path, blocking=False, thread_local=False)

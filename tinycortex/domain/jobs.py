@@ -48,6 +48,10 @@ class JobStatus(StrEnum):
 
 TERMINAL_STATUSES = (JobStatus.DONE, JobStatus.FAILED, JobStatus.CANCELLED)
 
+ACTIVE_KEY_PREDICATE = "dedupe_key IS NOT NULL AND status IN ('ready', 'running')"
+"""In SQL, the rows that hold their dedupe key: the unique index and an enqueue's conflict clause must spell it alike.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:

@@ -1,8 +1,11 @@
-"""The ORM models of every table; importing this package fills ``Base.metadata``."""
+"""The ORM models of every table; importing this package fills ``Base.metadata``.
+
+To map them takes longer than to open a queue, which never needs them: its statements are raw.
+"""
 
 from tinycortex.models.base import Base
 from tinycortex.models.chunks import ChunkRow
-from tinycortex.models.jobs import ACTIVE_KEY_PREDICATE, JobRow
+from tinycortex.models.jobs import JobRow
 from tinycortex.models.memory import (
     BufferRow,
     ChunkEmbeddingRow,
@@ -17,7 +20,6 @@ from tinycortex.models.memory import (
 )
 
 __all__ = [
-    "ACTIVE_KEY_PREDICATE",
     "Base",
     "BufferRow",
     "ChunkEmbeddingRow",

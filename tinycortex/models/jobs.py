@@ -3,10 +3,8 @@
 from sqlalchemy import Index, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
+from tinycortex.domain.jobs import ACTIVE_KEY_PREDICATE
 from tinycortex.models.base import Base, WholeNumber
-
-ACTIVE_KEY_PREDICATE = "dedupe_key IS NOT NULL AND status IN ('ready', 'running')"
-"""Rows that hold their dedupe key. The conflict clause of an enqueue names the same predicate."""
 
 
 class JobRow(Base):

@@ -1,30 +1,27 @@
 """Reading the queue's rows: one row, lists, counts. Readers never wait for a writer."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from tinycortex.db import Database
 from tinycortex.domain.jobs import Job, JobStatus
 from tinycortex.errors import FailureClass, InvalidInputError, JobNotFoundError
-from tinycortex.models import JobRow
 from tinycortex.repositories import job_sql, reader_sql
 from tinycortex.repositories.execution import execute
 
 _STATUSES = {status.value: status for status in JobStatus}
 
-_COLUMNS = tuple(JobRow.__table__.columns[name] for name in job_sql.JOB_FIELDS)
-
 _STATUS = job_sql.JOB_FIELDS.index("status")
 
 # Where whole numbers belong, and what stands for anything else there.
 _WHOLE_NUMBERS = {
-    place: None if column.nullable else 0
-    for place, column in enumerate(_COLUMNS)
-    if isinstance(column.type, type(JobRow.__table__.c.attempts.type))
+    place: 0 if field.type is int else None
+    for place, field in enumerate(fields(Job))
+    if field.type in {int, int | None}
 }
 
 # A frozen dataclass sets its fields by name, one call each, which takes as long as to find and read the row.
@@ -88,13 +85,11 @@ class JobReader:
         """List rows, newest first."""
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise InvalidInputError(f"limit is a whole number above 0, not {limit!r}")
-        query = select(*_COLUMNS).order_by(JobRow.created_at_ms.desc(), JobRow.id.desc()).limit(limit)
-        if status is not None:
-            query = query.where(JobRow.status == JobStatus.parse(status).value)
-        if kind is not None:
-            query = query.where(JobRow.kind == kind)
+        wanted = {"status": None if status is None else JobStatus.parse(status).value, "kind": kind}
+        given = {name: value for name, value in wanted.items() if value is not None}
         with self._database.reading_within(session) as tx:
-            return [job_of(row) for row in tx.execute(query)]
+            found = execute(tx, reader_sql.list_jobs(tuple(given)), {**given, "limit": limit})
+            return [job_of(row) for row in found]
 
     def has_key(self, kind: str, dedupe_key: str, *, session: Session | None = None) -> bool:
         """Tell whether any row of ``kind``, whatever its status, has ``dedupe_key``."""

@@ -5,9 +5,8 @@ from functools import lru_cache
 
 from sqlalchemy import TextClause, bindparam, text
 
-from tinycortex.domain.jobs import Job
+from tinycortex.domain.jobs import ACTIVE_KEY_PREDICATE, Job
 from tinycortex.domain.kinds import KindSpec
-from tinycortex.models import ACTIVE_KEY_PREDICATE
 
 JOB_FIELDS = tuple(Job.__dataclass_fields__)
 

@@ -9,6 +9,14 @@ from tinycortex.repositories.upkeep_sql import EXPIRED, OURS
 
 GET_JOB = text(f"SELECT {COLUMNS} FROM mem_tree_jobs WHERE id = :id")
 
+
+@lru_cache(maxsize=4)
+def list_jobs(filters: tuple[str, ...]) -> TextClause:
+    """Return the list, newest first, of ``:limit`` rows at the most whose columns ``filters`` have the given values."""
+    where = f"WHERE {' AND '.join(f'{column} = :{column}' for column in filters)}" if filters else ""
+    return text(f"SELECT {COLUMNS} FROM mem_tree_jobs {where} ORDER BY created_at_ms DESC, id DESC LIMIT :limit")
+
+
 COUNT_EXPIRED = text(f"SELECT COUNT(*) FROM mem_tree_jobs WHERE {EXPIRED}")
 
 LIST_OWNERS = text(f"SELECT DISTINCT locked_by FROM mem_tree_jobs WHERE {OURS} IS NOT NULL")

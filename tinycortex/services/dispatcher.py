@@ -53,10 +53,9 @@ class Dispatcher:
         delegates: QueueDelegates,
         clock: Clock,
         *,
-        threads: Threads,
         storage: SerialThread,
     ) -> None:
-        self._threads = threads
+        self._threads = Threads("tinycortex-handler")
         self._storage = storage
         self._registry = registry
         self._jobs = jobs
