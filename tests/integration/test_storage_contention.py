@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, event
 from background import outcome, program, until, working
 from tinycortex import Cortex, Done, JobStatus, NewJob, Settings, StorageBusyError, schema
 from tinycortex.config import DatabaseSettings, WorkerSettings
+from tinycortex.dialects.sqlite import database_path
 from tinycortex.testing import FakeDelegates, JobRowFactory, ManualClock, NewJobFactory, insert_rows
 
 OpenCortex = Callable[..., Cortex]
@@ -223,3 +224,16 @@ def test_there_is_no_worker_without_its_scheduler(
         faults.append(RuntimeError("broken"))
         with pytest.raises(RuntimeError, match="broken"), working(cortex, way) as worker:
             assert worker.ended.wait(60)
+
+
+# The write-ahead log
+
+
+def test_the_log_of_a_large_transaction_does_not_stay(cortex: Cortex, database_url: str) -> None:
+    """The next writes take its room back, whoever is still connected."""
+    log = database_path(database_url).with_name(f"{database_path(database_url).name}-wal")
+    cortex.enqueue_many(NewJobFactory.build_batch(16_000))
+    assert log.stat().st_size > 5 * 1024 * 1024
+    for job in NewJobFactory.build_batch(2):
+        cortex.enqueue(job)
+    assert log.stat().st_size <= 4 * 1024 * 1024

@@ -27,6 +27,9 @@ _BEGIN = "tinycortex_begin"
 _SYNCHRONOUS = "tinycortex_synchronous"
 _IDENTITY = "tinycortex_file"
 
+_LOG_BYTES = 4 * 1024 * 1024
+"""What the write-ahead log keeps on the disk: the thousand pages after which SQLite copies it into the file."""
+
 _NO_END = "{} is refused here: the transaction commits, or is rolled back, when its block ends"
 _OVER = (
     "the transaction is over: SQLite rolled it back for an error that its block caught (a full disk, OR ROLLBACK), "
@@ -66,6 +69,8 @@ class SQLiteDialect:
                 connection.execute("PRAGMA foreign_keys=ON")
                 _set_journal(connection, settings, path)
                 connection.execute("PRAGMA synchronous=FULL")
+                # Else the log of one large transaction stays as large as it was, for as long as anybody is connected.
+                connection.execute(f"PRAGMA journal_size_limit={_LOG_BYTES}")
             except sqlite3.Error as error:
                 keep_if_damaged(error)
                 connection.close()
