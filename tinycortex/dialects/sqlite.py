@@ -1,6 +1,7 @@
 """SQLite: one file, several processes, one writer at a time."""
 
 import logging
+import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event, make_url
-from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from tinycortex.config import DatabaseSettings
@@ -22,6 +23,8 @@ from tinycortex.domain.findings import Finding
 from tinycortex.errors import ConfigurationError, StorageError, TransactionEndedError
 
 logger = logging.getLogger(__name__)
+
+_WRITE = "BEGIN IMMEDIATE"
 
 _BEGIN = "tinycortex_begin"
 _SYNCHRONOUS = "tinycortex_synchronous"
@@ -79,11 +82,14 @@ class SQLiteDialect:
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:
             options = connection.get_execution_options()
-            begin, synchronous = options.get(_BEGIN, "BEGIN IMMEDIATE"), options.get(_SYNCHRONOUS, "FULL")
+            begin, synchronous = options.get(_BEGIN, _WRITE), options.get(_SYNCHRONOUS, "FULL")
             if connection.info.get(_SYNCHRONOUS, "FULL") != synchronous:
                 connection.exec_driver_sql(f"PRAGMA synchronous={synchronous}")
                 connection.info[_SYNCHRONOUS] = synchronous
-            connection.exec_driver_sql(begin)
+            if begin == _WRITE:
+                _wait_for_the_lock(connection, settings.busy_timeout_ms)
+            else:
+                connection.exec_driver_sql(begin)
 
         _refuse_after_the_end(engine)
         _follow_the_file(engine, path)
@@ -192,6 +198,42 @@ def _refuse_after_the_end(engine: Engine) -> None:
         driver: Any = connection.connection.dbapi_connection
         if not driver.in_transaction:
             raise TransactionEndedError(_OVER)
+
+
+def _wait_for_the_lock(connection: Connection, patience_ms: int) -> None:
+    """Begin to write as soon as nobody else does.
+
+    SQLite's own waiting looks less often the longer it has waited, up to a tenth of a second apart: beside several
+    busy writers, who waits longest is then the last to be served. Looks at short random intervals are fair.
+    """
+    driver: Any = connection.connection.dbapi_connection
+    began = time.monotonic()
+    driver.execute("PRAGMA busy_timeout=0")
+    try:
+        try:
+            connection.exec_driver_sql(_WRITE)
+        except (StorageError, DBAPIError) as error:
+            if not is_sqlite_busy(error):
+                raise
+        else:
+            return
+        while (failure := _try_to_begin(driver)) is not None:
+            waited_s = time.monotonic() - began
+            if waited_s * 1000 >= patience_ms or not is_sqlite_busy(failure):
+                connection.exec_driver_sql(_WRITE)  # once more, as its errors are told like any other statement's
+                return
+            # One that holds it for long is not worth a processor's time.
+            time.sleep(random.uniform(0.0002, min(max(waited_s / 20, 0.002), 0.01)))  # noqa: S311 - no secret
+    finally:
+        driver.execute(f"PRAGMA busy_timeout={patience_ms}")
+
+
+def _try_to_begin(driver: sqlite3.Connection) -> sqlite3.Error | None:
+    try:
+        driver.execute(_WRITE)
+    except sqlite3.Error as error:
+        return error
+    return None
 
 
 def _file_of(settings: DatabaseSettings) -> Path:
