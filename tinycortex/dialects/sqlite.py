@@ -33,6 +33,10 @@ _IDENTITY = "tinycortex_file"
 _LOG_BYTES = 4 * 1024 * 1024
 """What the write-ahead log keeps on the disk: the thousand pages after which SQLite copies it into the file."""
 
+_LOOK_EVERY_S = (0.0005, 0.016)
+"""How long a writer waits for the lock before it looks again. Shorter waits are fairer, and cost more than they give:
+whoever finds the file changed by another process has to read its pages anew."""
+
 _NO_END = "{} is refused here: the transaction commits, or is rolled back, when its block ends"
 _OVER = (
     "the transaction is over: SQLite rolled it back for an error that its block caught (a full disk, OR ROLLBACK), "
@@ -207,7 +211,7 @@ def _wait_for_the_lock(connection: Connection, patience_ms: int) -> None:
     busy writers, who waits longest is then the last to be served. Looks at short random intervals are fair.
     """
     driver: Any = connection.connection.dbapi_connection
-    began = time.monotonic()
+    give_up = time.monotonic() + patience_ms / 1000
     driver.execute("PRAGMA busy_timeout=0")
     try:
         try:
@@ -218,12 +222,10 @@ def _wait_for_the_lock(connection: Connection, patience_ms: int) -> None:
         else:
             return
         while (failure := _try_to_begin(driver)) is not None:
-            waited_s = time.monotonic() - began
-            if waited_s * 1000 >= patience_ms or not is_sqlite_busy(failure):
+            if time.monotonic() >= give_up or not is_sqlite_busy(failure):
                 connection.exec_driver_sql(_WRITE)  # once more, as its errors are told like any other statement's
                 return
-            # One that holds it for long is not worth a processor's time.
-            time.sleep(random.uniform(0.0002, min(max(waited_s / 20, 0.002), 0.01)))  # noqa: S311 - no secret
+            time.sleep(random.uniform(*_LOOK_EVERY_S))  # noqa: S311 - no secret
     finally:
         driver.execute(f"PRAGMA busy_timeout={patience_ms}")
 
