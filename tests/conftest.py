@@ -84,6 +84,19 @@ def database_url(engine_name: str, request: pytest.FixtureRequest) -> str:
     return url
 
 
+@pytest.fixture(params=ENGINES)
+def target_engine(request: pytest.FixtureRequest) -> str:
+    """The engine that this run of the test moves to; with ``engine_name`` it makes every pair."""
+    return str(request.param)
+
+
+@pytest.fixture
+def target_url(target_engine: str, request: pytest.FixtureRequest) -> str:
+    """URL of a database without any table, beside the one at ``database_url``."""
+    url: str = request.getfixturevalue(f"{target_engine}_urls")[0]
+    return url
+
+
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
     """The database at ``database_url``, without a queue around it."""

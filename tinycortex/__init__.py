@@ -51,6 +51,7 @@ from tinycortex.errors import (
     JobFailure,
     JobNotFoundError,
     LeaseLostError,
+    MoveError,
     PayloadError,
     RegistrationError,
     SchemaError,
@@ -69,6 +70,7 @@ from tinycortex.handlers.context import JobContext
 from tinycortex.handlers.registry import Handler, HandlerRegistry
 from tinycortex.repositories.jobs import JobRepository, Requeued
 from tinycortex.services.gate import LlmGate, Permit
+from tinycortex.services.move import MoveProgress, MoveReport, MoveStage, move
 
 __all__ = [
     "DEFAULT_LLM_PERMITS",
@@ -109,6 +111,10 @@ __all__ = [
     "LeafRef",
     "LeaseLostError",
     "LlmGate",
+    "MoveError",
+    "MoveProgress",
+    "MoveReport",
+    "MoveStage",
     "NewJob",
     "NodeRef",
     "OnDuplicate",
@@ -148,6 +154,7 @@ __all__ = [
     "is_sqlite_corrupt",
     "is_sqlite_disk_full",
     "is_sqlite_io_transient",
+    "move",
     "schema",
     "scrub_for_log",
 ]

@@ -48,6 +48,10 @@ class SourceError(TinycortexError):
     """A file cannot be ingested; other files of the same call are not affected."""
 
 
+class MoveError(TinycortexError):
+    """A queue cannot be moved whole; both databases hold the rows that they held before."""
+
+
 class SchemaError(TinycortexError):
     """The database's schema does not fit this package."""
 

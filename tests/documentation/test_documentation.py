@@ -4,12 +4,16 @@ import ast
 import dataclasses
 import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
+from typer.core import TyperGroup as Group
+from typer.main import get_command
 
 from tinycortex import Finding, FindingCode, Settings, telemetry
+from tinycortex.cli.root import app as cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -120,6 +124,29 @@ def test_every_finding_stands_in_the_operations_page() -> None:
     (section,) = re.findall(r"^## What `tinycortex doctor` finds.*?(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
     listed = re.findall(r"^\| `(\w+)` \| (\w+) \| [^|]+ \| [^|]+ \|$", section, re.MULTILINE)
     assert listed == [(code.value, Finding.of(code, "").severity.value) for code in FindingCode]
+
+
+def commands(group: Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, set[str]]]:
+    """Yield each command of the command line with the options that it takes."""
+    for name, command in group.commands.items():
+        if isinstance(command, Group):
+            yield from commands(command, (*path, name))
+        else:
+            options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+            yield " ".join((*path, name)), options
+
+
+def test_every_command_stands_in_the_command_line_page() -> None:
+    """docs/cli.md has one row for each, with all of its options and no others."""
+    group = get_command(cli)
+    assert isinstance(group, Group)
+    listed = {
+        re.split(r" (?=[-A-Z\[…])", row[0].strip("`"))[0]: row[0] for row in rows("cli.md") if row[0] != "command"
+    }
+    taken = dict(commands(group))
+    assert set(listed) == set(taken)
+    for name, options in taken.items():
+        assert set(re.findall(r"--[a-z-]+", listed[name])) == options, name
 
 
 def test_every_event_stands_in_the_telemetry_page() -> None:

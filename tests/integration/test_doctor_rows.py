@@ -135,3 +135,13 @@ def test_the_rows_are_looked_at_beside_a_missing_index(cortex: Cortex, database_
     insert_rows(cortex.database, JobRowFactory.build(expired=True))
     change(database_url, "DROP INDEX idx_mem_tree_jobs_kind")
     assert [finding.code for finding in cortex.diagnose()] == [FindingCode.SCHEMA_ALTERED, FindingCode.LEASE_OVER]
+
+
+def test_text_that_is_no_utf_8_hides_no_fault(cortex: Cortex, database_url: str) -> None:
+    """Another program's row is read, and told as any other, whatever its bytes are."""
+    change(
+        database_url,
+        "INSERT INTO mem_tree_jobs (id, kind, payload_json, available_at_ms, created_at_ms, status) "
+        "VALUES (CAST(x'6a6f623aff' AS TEXT), 'topic_route', '{}', 0, 0, 'done')",
+    )
+    assert diagnose(cortex) == ["kind_retired"]

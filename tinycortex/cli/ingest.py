@@ -1,18 +1,16 @@
 """``tinycortex ingest``: files into chunks and jobs, and with ``--work`` on into sealed summaries."""
 
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from tinycortex.app import Cortex
 from tinycortex.cli.opening import AsJson, open_cortex
-from tinycortex.cli.output import print_error, print_json, print_table
+from tinycortex.cli.output import print_error, print_json, print_table, progress_bar
 from tinycortex.domain.jobs import JobStatus, NewJob
 from tinycortex.domain.kinds import JobKind
 from tinycortex.domain.payloads import FlushStalePayload
@@ -34,7 +32,7 @@ def ingest(
     from tinycortex.memory.outline import Outline  # noqa: PLC0415 - it brings the memory's tables with it
 
     started = time.monotonic()
-    with open_cortex(ctx) as cortex, _progress() as progress:
+    with open_cortex(ctx) as cortex, progress_bar() as progress:
         files, chunks, enqueued, problems = _ingest(cortex, progress, paths, source_id, owner)
         before, failed_before = _done_by_kind(cortex), cortex.status().by_status[JobStatus.FAILED]
         if work:
@@ -63,19 +61,6 @@ def ingest(
         print_table(("what", "how many"), rows)
     if problems or (work and left[JobStatus.FAILED] > failed_before):
         raise typer.Exit(1)
-
-
-def _progress() -> Progress:
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
 
 
 def _ingest(

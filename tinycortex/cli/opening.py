@@ -26,6 +26,14 @@ def settings_of(ctx: typer.Context) -> Settings:
     return settings if invocation.database_url is None else settings.with_url(invocation.database_url)
 
 
+def refuse_database_url(ctx: typer.Context, instead: str) -> None:
+    """Tell whoever gave ``--database-url`` to a command that does not read it what to name ``instead``."""
+    if ctx.ensure_object(Invocation).database_url is not None:
+        raise typer.BadParameter(
+            f"this command does not read it; name the databases by {instead}", ctx, param_hint="--database-url"
+        )
+
+
 def open_cortex(ctx: typer.Context, settings: Settings | None = None) -> Cortex:
     """Open the queue of ``settings``, or of those in force.
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -52,6 +53,19 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     for row in rows:
         table.add_row(*(plain(cell) for cell in row))
     console().print(table)
+
+
+def progress_bar() -> Progress:
+    """Return a progress bar on standard error, which nobody sees unless that is a terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
 
 
 def instant(ms: int | None) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tinycortex.cli import db, doctor, ingest, jobs, status, tree, work
+from tinycortex.cli import db, doctor, ingest, jobs, move, status, tree, work
 from tinycortex.cli.opening import Invocation
 from tinycortex.domain.redact import scrub_for_log
 
@@ -26,6 +26,7 @@ app.command("scheduler")(work.scheduler)
 app.command("status")(status.status)
 app.command("tick")(work.tick)
 app.command("doctor")(doctor.doctor)
+app.command("move")(move.move)
 app.command("tree")(tree.tree)
 
 

@@ -32,17 +32,24 @@ def observe(path: Path, settings: DatabaseSettings) -> Observer:
     options = "mode=ro" if standing is None else "mode=ro&immutable=1"
 
     def connect() -> sqlite3.Connection:
-        return sqlite3.connect(
+        connection = sqlite3.connect(
             f"{path.as_uri()}?{options}",
             uri=True,
             timeout=settings.busy_timeout_ms / 1000,
             isolation_level=None,
             check_same_thread=False,
         )
+        connection.text_factory = _faithful
+        return connection
 
     engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
     _begin_as_reader(engine)
     return Observer(engine=engine, holds=lambda: standing is None or _find_standing(path) == standing)
+
+
+def _faithful(raw: bytes) -> str:
+    # What is no UTF-8 becomes lone surrogates, which no text of ours has: it is seen, and told from all others.
+    return raw.decode(errors="surrogateescape")
 
 
 def _begin_as_reader(engine: Engine) -> None:

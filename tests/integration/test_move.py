@@ -1,0 +1,238 @@
+"""Moving a queue into an empty database: all of it or nothing, verified, and the source as it was."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from background import BOUND_S, program
+from full_queue import KEYS, count_rows, fill, stored, write
+from tinycortex import (
+    Cortex,
+    Database,
+    JobStatus,
+    MoveError,
+    MoveProgress,
+    MoveStage,
+    QueueDelegates,
+    move,
+    schema,
+)
+from tinycortex.config import DatabaseSettings
+from tinycortex.domain.clock import Clock
+from tinycortex.domain.redact import mask_url
+from tinycortex.models import Base
+from tinycortex.testing import JobRowFactory, NewJobFactory, insert_rows
+
+OpenCortex = Callable[..., Cortex]
+
+
+@pytest.fixture
+def source(database: Database) -> Database:
+    """A full queue, that no program has open but for this object."""
+    fill(database)
+    return database
+
+
+@pytest.fixture
+def source_url(source: Database, database_url: str) -> str:
+    """URL of a full queue that nobody has open."""
+    source.dispose()
+    return database_url
+
+
+def all_files(folder: Path, name: str) -> dict[str, tuple[bytes, int]]:
+    """Return what is in a database's file and in those beside it, and when each was written."""
+    files = [file for file in folder.glob(f"{name}*") if file.is_file()]
+    return {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
+
+
+# All of it
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_every_row_of_every_table_arrives(source_url: str, target_url: str, prepared: bool) -> None:
+    """Value for value, into a database that is made for it or that was upgraded before."""
+    if prepared:
+        schema.upgrade(target_url)
+    report = move(source_url, target_url)
+    assert stored(target_url) == stored(source_url)
+    assert schema.check(target_url) == []
+    assert set(report.tables) == set(Base.metadata.tables)
+    assert {name: digest.rows for name, digest in report.tables.items()} == {
+        name: len(rows) for name, rows in stored(source_url).items()
+    }
+    assert all(digest.rows for digest in report.tables.values())
+    assert report.active_keys.rows == len(KEYS)
+    assert (report.source, report.target) == (mask_url(source_url), mask_url(target_url))
+
+
+def test_there_and_back_again_has_equal_checksums(source_url: str, target_url: str, tmp_path: Path) -> None:
+    """What comes back from another engine is what was sent there."""
+    back_url = f"sqlite:///{tmp_path / 'back.db'}"
+    there, back = move(source_url, target_url), move(target_url, back_url)
+    assert (there.tables, there.active_keys) == (back.tables, back.active_keys)
+    assert stored(back_url) == stored(source_url)
+
+
+def test_an_empty_queue_can_be_moved(database_url: str, target_url: str) -> None:
+    """Nothing is something to move, too."""
+    report = move(database_url, target_url)
+    assert {digest.rows for digest in report.tables.values()} == {0}
+    assert schema.check(target_url) == []
+
+
+def test_many_rows_are_told_of_as_they_are_copied_and_read_again(
+    database: Database, database_url: str, target_url: str
+) -> None:
+    """Progress only grows, and ends at what was said; each row is written once, and read once more on both sides."""
+    jobs = 1_201
+    insert_rows(database, *JobRowFactory.build_batch(jobs))
+    seen: list[MoveProgress] = []
+    assert move(database_url, target_url, on_progress=seen.append).tables["mem_tree_jobs"].rows == jobs
+    for stage, total in ((MoveStage.COPY, jobs), (MoveStage.VERIFY, 2 * jobs)):
+        steps = [progress for progress in seen if progress.stage is stage]
+        assert {step.total for step in steps} == {total}
+        assert [step.done for step in steps] == sorted({step.done for step in steps})
+        assert steps[-1].done == total
+        assert len(steps) > 2
+
+
+def test_the_queue_goes_on_where_it_was(
+    source_url: str, target_url: str, delegates: QueueDelegates, clock: Clock, cortex: Cortex
+) -> None:
+    """Keys go on suppressing twins, what waits is run, and new jobs come after all those that were moved."""
+    early = str(cortex.enqueue(NewJobFactory.build(dedupe_key="early")))
+    cortex.close()
+    move(source_url, target_url)
+    with Cortex.open(target_url, delegates=delegates, clock=clock) as moved:
+        for key in (*KEYS, "early"):
+            assert moved.enqueue(NewJobFactory.build(dedupe_key=key)) is None
+        late = str(moved.enqueue(NewJobFactory.build(dedupe_key="late")))
+        assert late > max(job.id for job in moved.jobs.list_jobs() if job.id != late)
+        assert moved.drain_until_idle() > 3
+        assert {moved.get_job(job_id).status for job_id in (early, late)} == {JobStatus.DONE}
+
+
+def test_no_key_is_counted_by_a_database() -> None:
+    """So there is no sequence that would have to be set behind the rows that were moved."""
+    assert [table.name for table in Base.metadata.sorted_tables if table.autoincrement_column is not None] == []
+
+
+# The source is left alone
+
+
+def test_no_row_of_the_source_changes(source_url: str, target_url: str) -> None:
+    """Whether the move succeeds or not."""
+    before = stored(source_url)
+    move(source_url, target_url)
+    with pytest.raises(MoveError):
+        move(source_url, target_url)
+    assert stored(source_url) == before
+
+
+@pytest.mark.parametrize("journal_mode", ["wal", "delete"])
+def test_not_a_byte_of_a_file_changes(
+    sqlite_urls: tuple[str, str], tmp_path: Path, target_url: str, journal_mode: str
+) -> None:
+    """Neither in it nor beside it."""
+    _empty, source = sqlite_urls
+    database = Database(DatabaseSettings(url=source))
+    fill(database)
+    database.dispose()
+    write(source, f"PRAGMA journal_mode={journal_mode}")
+    before = all_files(tmp_path, "chunks.db")
+    assert set(before) == {"chunks.db"}
+    move(source, target_url)
+    with pytest.raises(MoveError):
+        move(source, target_url)
+    assert all_files(tmp_path, "chunks.db") == before
+
+
+ENQUEUE_AND_DIE = """
+import os, sys
+from tinycortex import Cortex, NewJob
+
+Cortex.open(sys.argv[1]).enqueue(NewJob(kind="custom", payload_json="{}"))
+os._exit(9)
+"""
+
+
+def test_what_a_killed_process_left_in_the_log_is_moved(
+    sqlite_urls: tuple[str, str], tmp_path: Path, target_url: str
+) -> None:
+    """The log stays a log; only its index may be made anew."""
+    _empty, source = sqlite_urls
+    with program(ENQUEUE_AND_DIE, source) as killed:
+        assert killed.wait(BOUND_S) == 9
+    before = all_files(tmp_path, "chunks.db")
+    assert move(source, target_url).tables["mem_tree_jobs"].rows == 1
+    after = all_files(tmp_path, "chunks.db")
+    for name in ("chunks.db", "chunks.db-wal"):
+        assert after[name] == before[name]
+
+
+def test_a_queue_that_is_open_and_at_rest_can_be_moved(source: Database, database_url: str, target_url: str) -> None:
+    """A program that only looks at it is not in the way."""
+    with source.reading() as session:
+        session.connection().exec_driver_sql("SELECT count(*) FROM mem_tree_jobs").scalar_one()
+        move(database_url, target_url)
+    assert stored(target_url) == stored(database_url)
+
+
+# Nothing of it
+
+
+class StopHereError(Exception):
+    """What a caller raises to stop a move."""
+
+
+@pytest.mark.parametrize("stage", [MoveStage.COPY, MoveStage.VERIFY])
+def test_a_failure_in_the_middle_leaves_the_target_empty(source_url: str, target_url: str, stage: MoveStage) -> None:
+    """And a second try succeeds."""
+
+    def stop(progress: MoveProgress) -> None:
+        if progress.stage is stage and progress.done > progress.total // 2:
+            raise StopHereError
+
+    with pytest.raises(StopHereError):
+        move(source_url, target_url, on_progress=stop)
+    assert count_rows(target_url) == 0
+    move(source_url, target_url)
+    assert stored(target_url) == stored(source_url)
+
+
+MOVE_AND_DIE = """
+import os, sys
+from tinycortex import move
+
+move(sys.argv[1], sys.argv[2], on_progress=lambda progress: progress.stage == "verify" and os._exit(9))
+"""
+
+
+def test_a_kill_in_the_middle_leaves_the_target_empty(source_url: str, target_url: str) -> None:
+    """All rows had been written by then, and none had been kept."""
+    with program(MOVE_AND_DIE, source_url, target_url) as killed:
+        assert killed.wait(BOUND_S) == 9
+    assert count_rows(target_url) == 0
+    move(source_url, target_url)
+    assert stored(target_url) == stored(source_url)
+
+
+@pytest.mark.parametrize(
+    "meddling",
+    [
+        "UPDATE mem_tree_jobs SET payload_json = '{ }' WHERE id = new.id",
+        "DELETE FROM mem_tree_ingested_sources",
+        "INSERT INTO mem_tree_ingested_sources VALUES ('a', new.id, 1)",
+        "UPDATE mem_tree_jobs SET dedupe_key = NULL WHERE id = new.id",
+    ],
+)
+def test_a_target_that_stores_something_else_is_noticed(source_url: str, tmp_path: Path, meddling: str) -> None:
+    """What was written is read again before it is kept."""
+    url = f"sqlite:///{tmp_path / 'meddled.db'}"
+    schema.upgrade(url)
+    write(url, f"CREATE TRIGGER meddle AFTER INSERT ON mem_tree_jobs BEGIN {meddling}; END")
+    with pytest.raises(MoveError, match=r"does not hold what was copied into mem_tree_\w+"):
+        move(source_url, url)
+    assert count_rows(url) == 0
