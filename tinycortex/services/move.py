@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from sqlalchemy.orm import Session
 
@@ -15,7 +16,9 @@ from tinycortex.domain.checksums import Checksum, Digest
 from tinycortex.domain.jobs import JobStatus
 from tinycortex.errors import MoveError, StorageError
 from tinycortex.repositories.job_reader import JobReader
-from tinycortex.repositories.tables import StoredRows, active_keys, all_tables
+
+if TYPE_CHECKING:
+    from tinycortex.repositories.tables import StoredRows
 
 _LOOK_AGAIN_S = 0.25
 """Pause between two looks for running jobs."""
@@ -108,8 +111,10 @@ class _Mover:
         self._source = source
         self._target = target
         self._on_progress = on_progress
-        self._tables = all_tables()
-        self._all_rows = [*self._tables, active_keys()]
+        from tinycortex.repositories.tables import active_keys, all_tables  # noqa: PLC0415 - it maps every table
+
+        self._tables, self._keys = all_tables(), active_keys()
+        self._all_rows = [*self._tables, self._keys]
 
     def run(self, *, wait: bool) -> MoveReport:
         with _observe(self._target) as seen:  # before anything is waited for, made, or adopted
@@ -182,7 +187,7 @@ class _Mover:
                 stored.insert(session, rows)
                 counted(len(rows))
             digests.append(checksum.digest())
-        return [*digests, _digest(active_keys(), snapshot, lambda _rows: None)]
+        return [*digests, _digest(self._keys, snapshot, lambda _rows: None)]
 
     def _verify(self, copied: Sequence[Digest], session: Session, target_url: str) -> None:
         counted = self._counter(MoveStage.VERIFY, 2 * sum(digest.rows for digest in copied))
@@ -239,7 +244,7 @@ def _check_schema(database: Database) -> None:
         )
 
 
-def _digest(stored: StoredRows, session: Session, counted: Callable[[int], None]) -> Digest:
+def _digest(stored: "StoredRows", session: Session, counted: Callable[[int], None]) -> Digest:
     checksum = Checksum()
     for rows in stored.read(session):
         checksum.add(rows)
