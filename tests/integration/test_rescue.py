@@ -53,6 +53,9 @@ with stopped_by_signals() as stop, Cortex.open(sys.argv[1]) as cortex:
     async def note(ctx, payload):
         print("started", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
+        while not stop.is_set():
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.2)  # what the signal has set reaches the worker through another thread
 
     cortex.run_sync(stop)
 """
