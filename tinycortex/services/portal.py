@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future, wait
 from typing import Any, TypeVar
 
 from tinycortex.errors import ConfigurationError, InvalidInputError
@@ -12,6 +12,9 @@ from tinycortex.errors import ConfigurationError, InvalidInputError
 T = TypeVar("T")
 
 _CLEAN_UP_S = 5.0
+
+_LOOK_UP_S = 0.5
+"""How long a waiting caller may miss a Ctrl-C."""
 
 
 class LoopThread:
@@ -54,15 +57,19 @@ class LoopThread:
             finally:
                 ended.set()
 
-        with self._lock:  # so that a close comes before it or after it, never between
-            future = asyncio.run_coroutine_threadsafe(tracked(), self._running_loop())
+        future: Future[T] | None = None
         try:
+            with self._lock:  # so that a close comes before it or after it, never between
+                future = asyncio.run_coroutine_threadsafe(tracked(), self._running_loop())
+            # A signal that comes in the moment before a wait begins is not seen until the wait ends.
+            while not wait({future}, timeout=_LOOK_UP_S).done:
+                pass
             return future.result()
         except CancelledError:
             coroutine.close()  # of a task that was cancelled before its first step
             raise ConfigurationError("the queue was closed while this call was running") from None
         except BaseException:
-            if future.cancel():
+            if future is not None and future.cancel():
                 ended.wait(_CLEAN_UP_S)
             raise
 
