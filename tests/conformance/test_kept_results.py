@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from background import BOUND_S, until, working
 from tinycortex import Cortex, Defer, Done, Job, JobContext, JobPlan, JobStatus, NewJob, Settings
 from tinycortex.config import WorkerSettings
-from tinycortex.errors import StorageBusyError, StorageError, StorageFullError
+from tinycortex.errors import StorageBusyError, StorageCorruptError, StorageError, StorageFullError
 from tinycortex.telemetry import WorkerPaused
 from tinycortex.testing import ChunkRowFactory, ManualClock, NewJobFactory
 
@@ -104,6 +104,29 @@ def test_the_kept_result_goes_first(cortex: Cortex, monkeypatch: pytest.MonkeyPa
     assert cortex.run_once()
     assert [cortex.get_job(str(job)).status for job in (first, second)] == [JobStatus.DONE] * 2
     assert ran == [1, 1]
+
+
+def test_a_claim_beside_a_kept_result_is_carried_out(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step that writes a kept result in vain, and claims a job, runs that job, and then tells of the fault."""
+    job_id, ran = enqueue(cortex, Done(writes=writes))
+    ran_beside: list[int] = []
+    cortex.handler("beside", payload=Note, llm_bound=True)(lambda ctx, _payload: ran_beside.append(ctx.job.attempts))
+    settle, damaged = cortex.jobs.mark_done, [StorageCorruptError("damaged")] * 2
+
+    def refusing(job: Job, **options: Any) -> bool:
+        if job.id == job_id and damaged:
+            raise damaged.pop()
+        return settle(job, **options)
+
+    monkeypatch.setattr(cortex.jobs, "mark_done", refusing)
+    with pytest.raises(StorageCorruptError):
+        cortex.run_once()
+    beside = str(cortex.enqueue(NewJob.of("beside", Note())))
+    with pytest.raises(StorageCorruptError):
+        cortex.run_once()
+    assert (cortex.get_job(beside).status, ran_beside, cortex.llm_gate.available) == (JobStatus.DONE, [1], 1)
+    until(lambda: not cortex.run_once() and cortex.get_job(job_id).status is JobStatus.DONE)
+    assert ran == [1]
 
 
 def test_an_asynchronous_step_keeps_its_result_too(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:

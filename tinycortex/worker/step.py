@@ -63,14 +63,17 @@ class WorkerStep:
     async def run_once_async(self, kinds: Collection[str] | None = None) -> bool:
         """Do as :meth:`run_once` on the running loop."""
         try:
-            claims = (await self.take([], 1, kinds)).get_claims()
-            for claim in claims:
-                (await self.take(await self._carry_out(claim), 0)).get_claims()
+            claims, fault = await self.take([], 1, kinds)
+            for claim in claims:  # whatever a result met that was kept before
+                settled = await self.take(await self._carry_out(claim), 0)
+                fault = settled.fault or fault
         except asyncio.CancelledError:
             # The program may end right after, and what is given back is to be written before.
             with suppress(asyncio.CancelledError):
                 await self.turns.flush()
             raise
+        if fault is not None:
+            raise fault
         return bool(claims)
 
     async def _carry_out(self, claim: Claim) -> list[Ended]:

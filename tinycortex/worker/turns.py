@@ -28,18 +28,12 @@ class Turn(NamedTuple):
     """What has come of a turn.
 
     Attributes:
-        claims: rows that are leased to the caller now.
+        claims: rows that are leased to the caller now, beside a fault too.
         fault: the gravest of what the database could not do; the results that it did not take are kept.
     """
 
     claims: list[Claim]
     fault: StorageError | None
-
-    def get_claims(self) -> list[Claim]:
-        """Return the claims, or raise the fault."""
-        if self.fault is not None:
-            raise self.fault
-        return self.claims
 
 
 class Turns:
