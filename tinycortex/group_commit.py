@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from sqlalchemy.orm import Session
 
 from tinycortex.db import Database, share_transactions
-from tinycortex.errors import StorageBusyError, StorageCorruptError, StorageUnavailableError
+from tinycortex.errors import StorageBusyError, StorageCorruptError, StorageError, StorageUnavailableError
 from tinycortex.threads import Call, SerialThread, Waiting
 
 T = TypeVar("T")
@@ -103,26 +103,58 @@ class GroupCommit(SerialThread):
         for batch in group:
             batch.begin()
         writes = [(write, write.context or batch.context) for batch in group for write in batch.writes]
-        outcomes: list[Any] = []
-        for alone, run in groupby(writes, lambda write: write[0].alone):
-            outcomes += self._write_all(list(run), alone=alone)
+        outcomes = _Writing(self._database).write(writes)
         for batch in group:
             count = len(batch.writes)
             batch.end(outcomes[:count])
             del outcomes[:count]
 
-    def _write_all(self, writes: list[tuple[Write, Context]], *, alone: bool) -> list[Any]:
-        if alone:
-            return [_write_alone(*write) for write in writes]
+
+class _Writing:
+    """The writing of one group."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._fault: StorageError | None = None
+        """What all that is still to be written would meet as well."""
+
+    def write(self, writes: Sequence[tuple[Write, Context]]) -> list[Any]:
+        outcomes: list[Any] = []
+        for alone, run in groupby(writes, lambda write: write[0].alone):
+            write_all = self._write_one_by_one if alone else self._write_together
+            outcomes += write_all(list(run))
+        return outcomes
+
+    def _write_together(self, writes: list[tuple[Write, Context]]) -> list[Any]:
+        if self._fault is None:
+            try:
+                with self._database.transaction(durable=False) as session:
+                    for _write, context in writes:
+                        share_transactions(context)
+                    return [context.run(write.make, session) for write, context in writes]
+            except _NOBODY_COULD as error:
+                self._fault = error
+            except BaseException:  # noqa: BLE001, S110 - whoever raised it will again, alone
+                pass
+        return self._write_one_by_one(writes)
+
+    def _write_one_by_one(self, writes: list[tuple[Write, Context]]) -> list[Any]:
+        return [
+            [self._write_alone(piece, context) for piece in write.pieces]
+            if write.pieces
+            else self._write_alone(write.make, context)
+            for write, context in writes
+        ]
+
+    def _write_alone(self, make: Callable[[Session | None], object], context: Context) -> object:
+        if self._fault is not None:
+            return self._fault
         try:
-            with self._database.transaction(durable=False) as session:
-                for _write, context in writes:
-                    share_transactions(context)
-                return [context.run(write.make, session) for write, context in writes]
-        except _NOBODY_COULD as error:
-            return [error] * len(writes)
-        except BaseException:  # noqa: BLE001 - whoever raised it will again, alone
-            return [_write_alone(*write) for write in writes]
+            return context.run(make, None)
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            if isinstance(error, StorageBusyError):
+                self._fault = error  # or each would wait for the lock, as long as the first did
+            return error
 
 
 def _take_waiting(calls: "SimpleQueue[Waiting | None]") -> list[Waiting | None]:
@@ -131,16 +163,3 @@ def _take_waiting(calls: "SimpleQueue[Waiting | None]") -> list[Waiting | None]:
     while len(waiting) < _MOST_CALLS and not calls.empty():  # there is no other taker
         waiting.append(calls.get())
     return waiting
-
-
-def _write_alone(write: Write, context: Context) -> object:
-    if write.pieces:
-        return [_make_alone(piece, context) for piece in write.pieces]
-    return _make_alone(write.make, context)
-
-
-def _make_alone(make: Callable[[Session | None], object], context: Context) -> object:
-    try:
-        return context.run(make, None)
-    except BaseException as error:  # noqa: BLE001 - it is the caller's
-        return error

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from sqlalchemy.orm import Session
 
 from background import BOUND_S
-from tinycortex import Cortex, Defer, InvalidInputError, JobFailure, JobStatus, LlmGate, NewJob
+from tinycortex import Cortex, Defer, Done, InvalidInputError, JobFailure, JobStatus, LlmGate, NewJob
 from tinycortex.testing import ManualClock
 
 LONG_S = 3_600
@@ -58,6 +59,22 @@ def test_a_kind_that_is_not_llm_bound_closes_no_gate(cortex: Cortex, clock: Manu
     cortex.enqueue(NewJob.of("limited", Note()))
     assert cortex.run_once()
     assert cortex.llm_gate.available == 1
+
+
+def test_a_gate_that_closes_while_a_result_is_written_stays_closed(cortex: Cortex) -> None:
+    """The writes come before the claim of the same turn, which asks for its permit only then."""
+    stop = threading.Event()
+
+    def close(_session: Session) -> None:
+        cortex.llm_gate.close_for(LONG_S)
+
+    cortex.handler("closes", payload=Note, rank=0)(lambda _ctx, _payload: Done(writes=close))
+    cortex.handler("llm", payload=Note, llm_bound=True, rank=1)(lambda _ctx, _payload: None)
+    cortex.handler("last", payload=Note)(lambda _ctx, _payload: stop.set())
+    _closes, llm, last = (str(cortex.enqueue(NewJob.of(kind, Note()))) for kind in ("closes", "llm", "last"))
+    cortex.run_sync(stop, concurrency=1, kinds=["closes", "llm", "last"], scheduler=False)
+    assert (cortex.get_job(llm).status, cortex.get_job(llm).claim_token) == (JobStatus.READY, 0)
+    assert cortex.get_job(last).status is JobStatus.DONE
 
 
 def test_a_closed_gate_opens_and_no_permit_is_lost() -> None:

@@ -96,6 +96,41 @@ assert cortex.llm_gate.available == 1
 cortex.close()
 """
 
+FORKED_WITH_A_RESULT = """
+import os, sys
+from pydantic import BaseModel
+from tinycortex import Cortex, Done, NewJob
+from tinycortex.errors import StorageBusyError
+
+class Note(BaseModel):
+    text: str = ""
+
+cortex = Cortex.open(sys.argv[1])
+
+@cortex.handler("note", payload=Note)
+def note(ctx, payload):
+    return Done(writes=lambda session: print("written by", "parent" if os.getpid() == parent else "child", flush=True))
+
+def busy(job, **options):
+    cortex.jobs.mark_done = mark_done
+    raise StorageBusyError("busy")
+
+parent, mark_done, cortex.jobs.mark_done = os.getpid(), cortex.jobs.mark_done, busy
+cortex.enqueue(NewJob.of("note", Note()))
+try:
+    cortex.run_once()
+except StorageBusyError:
+    pass
+child = os.fork()
+if child == 0:
+    assert not cortex.run_once()
+    cortex.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert not cortex.run_once()
+cortex.close()
+"""
+
 INTERRUPTED = """
 import asyncio, os, signal, sys
 from pydantic import BaseModel
@@ -624,6 +659,14 @@ def test_a_forked_child_has_permits_of_its_own(cortex: Cortex, database_url: str
     """A permit that the parent held at the fork neither blocks the child nor is given back by it."""
     with program(FORKED_WITH_A_PERMIT, database_url, PYTHONWARNINGS="ignore") as process:
         assert outcome(process) == (0, "", "")
+    assert cortex.jobs.count_by_status()[JobStatus.DONE] == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_result_is_written_by_the_process_that_has_it(cortex: Cortex, database_url: str) -> None:
+    """A child that was forked while its parent kept a result leaves it to the parent."""
+    with program(FORKED_WITH_A_RESULT, database_url, PYTHONWARNINGS="ignore") as process:
+        assert outcome(process) == (0, "written by parent\n", "")
     assert cortex.jobs.count_by_status()[JobStatus.DONE] == 1
 
 

@@ -1,5 +1,6 @@
 """Several writers and one file: they take turns, and nobody is told that it is locked unless it stays so."""
 
+import asyncio
 import logging
 import re
 import sqlite3
@@ -12,7 +13,7 @@ from pydantic import BaseModel
 from sqlalchemy import Connection, Engine, event
 
 from background import outcome, program, until, working
-from tinycortex import Cortex, Done, JobStatus, NewJob, Settings, StorageBusyError, schema
+from tinycortex import Cortex, Done, JobContext, JobStatus, NewJob, Settings, StorageBusyError, schema
 from tinycortex.config import DatabaseSettings, WorkerSettings
 from tinycortex.dialects.sqlite import database_path
 from tinycortex.testing import FakeDelegates, JobRowFactory, ManualClock, NewJobFactory, insert_rows
@@ -224,6 +225,32 @@ def test_there_is_no_worker_without_its_scheduler(
         faults.append(RuntimeError("broken"))
         with pytest.raises(RuntimeError, match="broken"), working(cortex, way) as worker:
             assert worker.ended.wait(60)
+
+
+def test_results_with_writes_wait_for_a_lock_together(open_cortex: OpenCortex, hold: sqlite3.Connection) -> None:
+    """Eight that end together, each with a transaction of its own, do not wait out the busy timeout one by one."""
+    cortex = open_cortex(IMPATIENT)
+    begun: list[asyncio.Event] = []
+
+    async def note(_ctx: JobContext, _payload: Note) -> Done:
+        begun.append(asyncio.Event())
+        if len(begun) == 8:
+            hold.execute("BEGIN IMMEDIATE")
+            begun[0].set()
+        await begun[0].wait()
+        return Done(writes=lambda _session: None)
+
+    async def main() -> list[object]:
+        return list(await asyncio.gather(*(cortex.run_once_async() for _ in range(8)), return_exceptions=True))
+
+    cortex.handler("note", payload=Note)(note)
+    cortex.enqueue_many(NewJob.of("note", Note()) for _ in range(8))
+    faults = watch_faults(cortex)
+    assert {type(ended) for ended in asyncio.run(main())} == {StorageBusyError}
+    assert len(faults) < 8
+    hold.execute("ROLLBACK")
+    assert not cortex.run_once()
+    assert len(cortex.jobs.list_jobs(kind="note", status=JobStatus.DONE)) == 8
 
 
 # The write-ahead log

@@ -103,9 +103,7 @@ class Settling(NamedTuple):
         """Yield each result with what the database returned or raised for it, given those of the writes."""
         if self.plain:
             together, *outcomes = outcomes
-            yield from zip(
-                self.plain, together if isinstance(together, list) else [together] * len(self.plain), strict=True
-            )
+            yield from zip(self.plain, together, strict=True)
         yield from zip(self.others, outcomes, strict=True)
 
 
@@ -200,6 +198,10 @@ class Results:
     def keeps(self, claim: Claim) -> bool:
         """Tell whether the result of ``claim`` waits for the database."""
         return any(kept.ended.claim is claim for kept in self._kept)
+
+    def forget(self) -> None:
+        """Keep nothing any more."""
+        self._kept = []
 
     def abandon(self) -> None:
         """Renew the leases of what is kept no longer."""

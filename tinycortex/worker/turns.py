@@ -1,10 +1,11 @@
 """Turns: what a worker has the database do, one transaction after another."""
 
 import asyncio
+import os
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from sqlalchemy.orm import Session
 
@@ -22,6 +23,8 @@ from tinycortex.services.settlement import Settlement
 from tinycortex.worker.heartbeat import Heartbeat
 from tinycortex.worker.identity import WorkerIdentity
 from tinycortex.worker.results import Claim, Ended, Results
+
+T = TypeVar("T")
 
 
 class Turn(NamedTuple):
@@ -69,6 +72,7 @@ class Turns:
         self._heartbeat = heartbeat
         self._identity = identity
         self._queue = queue
+        self._process = os.getpid()
         self._loops: list[asyncio.AbstractEventLoop] = []
 
     @property
@@ -96,7 +100,7 @@ class Turns:
             asyncio.CancelledError: what was asked for is done all the same, and the claims are given back.
         """
         loop = asyncio.get_running_loop()
-        taking = self._storage.submit_batch(self._take(ended, want, kinds, loop=loop, let_go=let_go))
+        taking = self._submit(self._take(ended, want, kinds, loop=loop, let_go=let_go))
         try:
             return await asyncio.shield(asyncio.wrap_future(taking))
         except BaseException:
@@ -112,7 +116,7 @@ class Turns:
         """Have claims settled that no task waits for."""
         for ended in all_ended:
             ended.claim.release_permit()
-            self._storage.submit_batch(self._end(ended))
+            self._submit(self._end(ended))
 
     async def find_next_due(self, kinds: Collection[str] | None = None) -> int | None:
         """Return when the next row comes due that a turn would claim (ms, UTC); None when there is none."""
@@ -127,6 +131,7 @@ class Turns:
 
     def join(self) -> None:
         """Note that the running loop takes turns, and will write what is kept; it ends with :meth:`leave`."""
+        self._start_afresh_in_a_child()
         self._loops.append(asyncio.get_running_loop())
 
     async def leave(self) -> None:
@@ -137,7 +142,7 @@ class Turns:
     def leave_kept(self) -> "Future[None]":
         """Try once more to write what is kept; renew its leases no longer, as nobody may come to write it."""
         self._storage.submit(int)  # no part of the group before it, whose failures are to be kept by then
-        return self._storage.submit_batch(self._leave_kept())
+        return self._submit(self._leave_kept())
 
     @property
     def is_keeping(self) -> bool:
@@ -147,7 +152,17 @@ class Turns:
     def _is_driven(self) -> bool:
         return not all(loop.is_closed() for loop in self._loops)
 
+    def _start_afresh_in_a_child(self) -> None:
+        if self._process != os.getpid():  # what is kept is the parent's to write, and the loops are its own
+            self._process = os.getpid()
+            self._loops = []
+            self._results.forget()
+
     # Batches, in the thread of the storage
+
+    def _submit(self, batch: Batch[T]) -> "Future[T]":
+        self._start_afresh_in_a_child()
+        return self._storage.submit_batch(batch)
 
     def _take(
         self,
@@ -164,10 +179,7 @@ class Turns:
         claiming: list[Write] = []
         if want > 0 and not was_full:
             self._database.presence.announce(self.worker_id)
-            permits = self._acquire_permits(want)
-            specs = self._list_specs(kinds, llm_bound=bool(permits))
-            if specs:
-                claiming = [Write(partial(self._claim, want, len(permits), specs))]
+            claiming = [Write(partial(self._claim, want, kinds, permits))]
         try:
             outcomes = yield [*again.writes, *now.writes, *claiming]
             settled = len(again.writes) + len(now.writes)
@@ -208,13 +220,6 @@ class Turns:
 
     # Claim
 
-    def _acquire_permits(self, want: int) -> list[Permit]:
-        # They come first: with none free, LLM-bound kinds are left out and the others go on.
-        permits: list[Permit] = []
-        while len(permits) < want and (permit := self._gate.try_acquire()) is not None:
-            permits.append(permit)
-        return permits
-
     def _list_specs(self, kinds: Collection[str] | None, *, llm_bound: bool) -> list[KindSpec]:
         return [
             spec
@@ -222,12 +227,18 @@ class Turns:
             if (llm_bound or not spec.llm_bound) and (kinds is None or spec.kind in kinds)
         ]
 
-    def _claim(self, want: int, permits: int, specs: list[KindSpec], session: Session | None) -> list[Job]:
+    def _claim(
+        self, want: int, kinds: Collection[str] | None, permits: list[Permit], session: Session | None
+    ) -> list[Job]:
+        # Permits come before the claim: with none free, LLM-bound kinds are left out and the others go on. And
+        # after what is written before it, which may take long: a gate that closes meanwhile stays closed.
+        while len(permits) < want and (permit := self._gate.try_acquire()) is not None:
+            permits.append(permit)
         return self._jobs.claim_many(
             want,
             self._queue.lease_ms,
-            kinds=specs,
-            llm_limit=permits,
+            kinds=self._list_specs(kinds, llm_bound=bool(permits)),
+            llm_limit=len(permits),
             worker_id=self.worker_id,
             session=session,
         )
