@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from full_queue import fill
 from tinycortex import Cortex, Database, QueueDelegates, Settings, schema
 from tinycortex.cli import main
 from tinycortex.config import DatabaseSettings
@@ -103,6 +104,20 @@ def database(database_url: str) -> Iterator[Database]:
     database = Database(DatabaseSettings(url=database_url))
     yield database
     database.dispose()
+
+
+@pytest.fixture
+def source(database: Database) -> Database:
+    """A queue with rows in every table, to be moved, that no program has open but for this object."""
+    fill(database)
+    return database
+
+
+@pytest.fixture
+def source_url(source: Database, database_url: str) -> str:
+    """URL of a queue with rows in every table, that nobody has open."""
+    source.dispose()
+    return database_url
 
 
 @pytest.fixture

@@ -27,20 +27,6 @@ from tinycortex.testing import JobRowFactory, NewJobFactory, insert_rows
 OpenCortex = Callable[..., Cortex]
 
 
-@pytest.fixture
-def source(database: Database) -> Database:
-    """A full queue, that no program has open but for this object."""
-    fill(database)
-    return database
-
-
-@pytest.fixture
-def source_url(source: Database, database_url: str) -> str:
-    """URL of a full queue that nobody has open."""
-    source.dispose()
-    return database_url
-
-
 def all_files(folder: Path, name: str) -> dict[str, tuple[bytes, int]]:
     """Return what is in a database's file and in those beside it, and when each was written."""
     files = [file for file in folder.glob(f"{name}*") if file.is_file()]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from background import BOUND_S
-from full_queue import count_rows, fill
+from full_queue import count_rows
 from tinycortex import Database, schema
 from tinycortex.domain.redact import mask_url
 from tinycortex.models import Base
@@ -23,14 +23,6 @@ from tinycortex.testing import JobRowFactory, insert_rows
 Run = Callable[..., tuple[int, str, str]]
 
 HIDDEN = "postgresql+psycopg://ada:hunter2@nowhere.invalid/db"
-
-
-@pytest.fixture
-def source_url(database: Database, database_url: str) -> str:
-    """URL of a full queue that nobody has open."""
-    fill(database)
-    database.dispose()
-    return database_url
 
 
 def test_the_document_has_stable_keys(run: Run, source_url: str, target_url: str) -> None:

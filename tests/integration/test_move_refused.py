@@ -33,20 +33,6 @@ OpenCortex = Callable[..., Cortex]
 
 
 @pytest.fixture
-def source(database: Database) -> Database:
-    """A full queue, that no program has open but for this object."""
-    fill(database)
-    return database
-
-
-@pytest.fixture
-def source_url(source: Database, database_url: str) -> str:
-    """URL of a full queue that nobody has open."""
-    source.dispose()
-    return database_url
-
-
-@pytest.fixture
 def source_file(sqlite_urls: tuple[str, str]) -> str:
     """URL of a full queue in a SQLite file, which other programs can write to as they like."""
     _empty, url = sqlite_urls

@@ -55,6 +55,10 @@ def held(cortex: Cortex, _clock: ManualClock) -> Job | None:
     return cortex.jobs.claim_next(worker_id="me")
 
 
+def held_many(cortex: Cortex, _clock: ManualClock) -> list[Job]:
+    return cortex.jobs.claim_many(21)
+
+
 def expire(cortex: Cortex, clock: ManualClock) -> None:
     cortex.jobs.claim_many(5)
     clock.advance(HOUR_MS)
@@ -77,6 +81,7 @@ OPERATIONS: dict[str, tuple[Prepare | None, Do]] = {
     "claim many": (None, lambda cortex, _: cortex.jobs.claim_many(20)),
     "claim many, few of them LLM-bound": (None, lambda cortex, _: cortex.jobs.claim_many(20, llm_limit=3)),
     "settle done": (held, lambda cortex, job: cortex.jobs.mark_done(job)),
+    "settle many done": (held_many, lambda cortex, jobs: cortex.jobs.mark_done_many(jobs)),
     "settle failed": (held, lambda cortex, job: cortex.jobs.mark_failed(job, "no")),
     "settle deferred": (held, lambda cortex, job: cortex.jobs.mark_deferred(job, 5, "later")),
     "release": (held, lambda cortex, job: cortex.jobs.release(job)),

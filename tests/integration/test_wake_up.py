@@ -52,14 +52,17 @@ def until_done(cortex: Cortex, job_id: str) -> None:
 @pytest.mark.parametrize("way", ["run_sync", "run"])
 def test_an_enqueue_of_this_process_wakes_an_idle_worker(idler: Cortex, way: str) -> None:
     """Again and again, and one in a transaction of the program's own too."""
+    ids: list[str] = []
     with working(idler, way):
         for _ in range(3):
             until_idle(idler)
-            until_done(idler, str(idler.enqueue(NewJob.of("note", Note()))))
+            ids.append(str(idler.enqueue(NewJob.of("note", Note()))))
+            until_done(idler, ids[-1])
         until_idle(idler)
         with idler.transaction() as session:
-            job_id = str(idler.enqueue(NewJob.of("note", Note()), session=session))
-        until_done(idler, job_id)
+            ids.append(str(idler.enqueue(NewJob.of("note", Note()), session=session)))
+        until_done(idler, ids[-1])
+    assert [idler.get_job(job_id).attempts for job_id in ids] == [1] * 4
 
 
 def test_an_enqueue_of_another_process_wakes_an_idle_worker(idler: Cortex, database_url: str) -> None:
