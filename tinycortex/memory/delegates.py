@@ -4,7 +4,7 @@ from functools import partial
 
 from tinycortex.config import MemorySettings
 from tinycortex.db import Database
-from tinycortex.domain.clock import Clock, SystemClock
+from tinycortex.domain.clock import Clock
 from tinycortex.domain.decisions import AppendDecision, ExtractDecision, ReembedProgress, StaleBuffer
 from tinycortex.domain.payloads import AppendTarget, NodeRef, SealDocumentPayload, SealPayload
 from tinycortex.memory.admission import Admission
@@ -42,7 +42,7 @@ class MemoryDelegates:
         summariser: Summariser | None = None,
         embedder: Embedder | None = None,
     ) -> None:
-        clock = clock or SystemClock()
+        clock = clock or database.clock
         self._embedder: Embedder = embedder or HashEmbedder()
         author = Author(settings, clock, summariser or ExtractiveSummariser(), self._embedder)
         self._admission = Admission(database, settings, clock)
