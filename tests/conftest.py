@@ -1,21 +1,26 @@
-"""Fixtures of every suite. An engine more is one word in ENGINES and one fixture ``<engine>_urls``."""
+"""Fixtures of every suite. An engine more is one word in ENGINES and one fixture ``make_<engine>``."""
 
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from full_queue import fill
+from postgresql_server import Server, find_server
 from tinycortex import Cortex, Database, QueueDelegates, Settings, schema
 from tinycortex.cli import main
 from tinycortex.config import DatabaseSettings
 from tinycortex.domain.clock import Clock
 from tinycortex.testing import FakeDelegates, ManualClock
 
-ENGINES = ["sqlite"]
+ENGINES = ["sqlite", "postgresql"]
+
+MakeDatabase = Callable[[bool], str]
+"""Makes a database, at the newest revision or without any table, and returns its URL."""
 
 OpenCortex = Callable[..., Cortex]
 Run = Callable[..., tuple[int, str, str]]
@@ -27,6 +32,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--simulation-seed", type=int, default=0, help="another seed, other examples")
     parser.addoption("--kills", type=int, default=10, help="processes that the kill test kills while it runs")
     parser.addoption("--kill-seed", type=int, default=0, help="another seed, other victims")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test of a database on every engine; one of a file's own troubles on the engine that has files."""
+    if "engine_name" in metafunc.fixturenames:
+        is_about_files = "integration" in metafunc.definition.path.parts
+        metafunc.parametrize("engine_name", ["sqlite"] if is_about_files else ENGINES)
 
 
 @pytest.fixture(autouse=True)
@@ -49,12 +61,6 @@ def delegates() -> FakeDelegates:
     return FakeDelegates()
 
 
-@pytest.fixture(params=ENGINES)
-def engine_name(request: pytest.FixtureRequest) -> str:
-    """The engine that this run of the test uses."""
-    return str(request.param)
-
-
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A SQLite file at the newest revision; upgraded once, copied for every test."""
@@ -64,25 +70,56 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sqlite_urls(tmp_path: Path, sqlite_template: Path) -> tuple[str, str]:
-    """URLs of an empty SQLite database and of one at the newest revision."""
-    upgraded = tmp_path / "chunks.db"
-    shutil.copyfile(sqlite_template, upgraded)
-    return f"sqlite:///{tmp_path / 'empty.db'}", f"sqlite:///{upgraded}"
+def make_sqlite(tmp_path: Path, sqlite_template: Path) -> MakeDatabase:
+    """Make SQLite files; one without any table is not there yet."""
+
+    def make(upgraded: bool) -> str:
+        path = tmp_path / ("chunks.db" if upgraded else "empty.db")
+        if upgraded:
+            shutil.copyfile(sqlite_template, path)
+        return f"sqlite:///{path}"
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Server:
+    """The PostgreSQL server of this run, which all of its processes share."""
+    return find_server()
+
+
+@pytest.fixture(scope="session")
+def postgresql_template(postgresql_server: Server) -> Iterator[str]:
+    """The name of a PostgreSQL database at the newest revision; upgraded once, copied for every test."""
+    with postgresql_server.database() as name:
+        schema.upgrade(postgresql_server.url_of(name))
+        yield name
+
+
+@pytest.fixture
+def make_postgresql(postgresql_server: Server, request: pytest.FixtureRequest) -> Iterator[MakeDatabase]:
+    """Make databases on the server; they are dropped at the end."""
+    with ExitStack() as made:
+
+        def make(upgraded: bool) -> str:
+            template = request.getfixturevalue("postgresql_template") if upgraded else "template1"
+            return postgresql_server.url_of(made.enter_context(postgresql_server.database(template)))
+
+        yield make
 
 
 @pytest.fixture
 def empty_database_url(engine_name: str, request: pytest.FixtureRequest) -> str:
     """URL of a database without any table; on SQLite the file is not there yet."""
-    url: str = request.getfixturevalue(f"{engine_name}_urls")[0]
-    return url
+    make: MakeDatabase = request.getfixturevalue(f"make_{engine_name}")
+    return make(False)
 
 
 @pytest.fixture
 def database_url(engine_name: str, request: pytest.FixtureRequest) -> str:
     """URL of a database of this test's own, at the newest revision."""
-    url: str = request.getfixturevalue(f"{engine_name}_urls")[1]
-    return url
+    make: MakeDatabase = request.getfixturevalue(f"make_{engine_name}")
+    return make(True)
 
 
 @pytest.fixture(params=ENGINES)
@@ -94,8 +131,8 @@ def target_engine(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def target_url(target_engine: str, request: pytest.FixtureRequest) -> str:
     """URL of a database without any table, beside the one at ``database_url``."""
-    url: str = request.getfixturevalue(f"{target_engine}_urls")[0]
-    return url
+    make: MakeDatabase = request.getfixturevalue(f"make_{target_engine}")
+    return make(False)
 
 
 @pytest.fixture

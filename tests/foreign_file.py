@@ -53,6 +53,11 @@ INSERT_CHUNK = text(
 )
 
 
+def whole_number(url: str) -> str:
+    """Return the type of a whole number on the engine of ``url`` (contract §1)."""
+    return "INTEGER" if url.startswith("sqlite:") else "BIGINT"
+
+
 @contextmanager
 def connect(url: str) -> Iterator[Connection]:
     """Open a database as a program would that knows nothing of us; commit at the end."""
@@ -91,8 +96,8 @@ def fill(connection: Connection) -> None:
 def make(url: str) -> None:
     """Make the contract's two main tables, without any index, full of rows."""
     with connect(url) as connection:
-        connection.execute(text(JOBS_TABLE))
-        connection.execute(text(CHUNKS_TABLE))
+        for table in (JOBS_TABLE, CHUNKS_TABLE):
+            connection.execute(text(table.replace("INTEGER", whole_number(url))))
         fill(connection)
 
 

@@ -14,7 +14,7 @@ from tinycortex import schema
 from tinycortex.config import Settings, load_settings
 from tinycortex.db import Database
 from tinycortex.delegates import QueueDelegates
-from tinycortex.domain.clock import Clock, SystemClock
+from tinycortex.domain.clock import Clock
 from tinycortex.domain.findings import Finding
 from tinycortex.domain.jobs import TERMINAL_STATUSES, Job, JobStatus, NewJob
 from tinycortex.domain.kinds import KindOptions, KindSpec
@@ -69,9 +69,9 @@ class Cortex(Observable):
         self, settings: Settings, *, delegates: QueueDelegates | None = None, clock: Clock | None = None
     ) -> None:
         self.settings = settings
-        self.clock = clock or SystemClock()
         super().__init__()
         self.database = Database(settings.database)
+        self.clock = clock or self.database.clock
         self.registry = HandlerRegistry()
         register_builtin_handlers(self.registry)
         self._wakeup = Wakeup(self.database)
@@ -149,7 +149,7 @@ class Cortex(Observable):
             url: SQLAlchemy URL, such as ``sqlite:///memory.db``.
             settings: everything else; from the environment when left out.
             delegates: the heavy work of the built-in kinds; ``tinycortex.memory``'s when left out.
-            clock: the queue's clock; the machine's when left out.
+            clock: the queue's clock; the database's when left out.
 
         Raises:
             ConfigurationError: the URL or a setting cannot work.

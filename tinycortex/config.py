@@ -27,8 +27,16 @@ def _check_worker_id(name: str) -> str:
     return name
 
 
+def _check_schema(name: str) -> str:
+    if name.startswith("pg_"):
+        raise ValueError("names that begin with pg_ are the server's own")
+    return name
+
+
 class DatabaseSettings(_Group):
     """Where the queue lives."""
+
+    model_config = ConfigDict(validate_by_name=True)
 
     # Kept out of every repr: a URL may hold a password.
     url: str = Field(DEFAULT_DATABASE_URL, repr=False, description="SQLAlchemy URL of the database.")
@@ -39,6 +47,13 @@ class DatabaseSettings(_Group):
     durability: Literal["jobs", "strict"] = Field(
         "jobs",
         description="What a power cut cannot take back: accepted jobs, or, when strict, claims and settlements too.",
+    )
+    # Pydantic's models have an old method of the name that users write.
+    schema_name: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,62}$"), AfterValidator(_check_schema)] | None = (
+        Field(None, alias="schema", description="PostgreSQL's schema of the tables; the role's first one when not set.")
+    )
+    notify: bool = Field(
+        True, description="PostgreSQL's LISTEN and NOTIFY to wake workers; false for a pooler that has no sessions."
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeGuard
 
 from sqlalchemy import Engine, ExceptionContext, Pool, event
@@ -13,6 +14,7 @@ from sqlalchemy.orm import Session
 from tinycortex.commits import AfterCommit
 from tinycortex.config import DatabaseSettings
 from tinycortex.dialects import Presence, Watch, dialect_for
+from tinycortex.domain.clock import Clock
 from tinycortex.domain.findings import Finding
 from tinycortex.domain.redact import mask_url
 from tinycortex.errors import InvalidInputError, StorageBusyError, StorageError
@@ -54,12 +56,19 @@ class Database:
         self._may_create = may_create
         self.engine: Engine = self._create_engine()
         self.presence: Presence = self._dialect.presence(settings)
+        self.row_lock = self._dialect.row_lock
+        """How a search locks what it finds; see :class:`Dialect`."""
         self._reader = self._dialect.reader(self.engine)
         self._quick = self.engine if settings.durability == "strict" else self._dialect.quick(self.engine, settings)
         self._process = os.getpid()
         self._inherited: list[Pool] = []
         # Where the error arises, so that one of this database is told from any other's that a block meets.
         event.listen(self.engine, "handle_error", self._translate)
+
+    @cached_property
+    def clock(self) -> Clock:
+        """The clock that every process which works on this database goes by."""
+        return self._dialect.clock(self.engine)
 
     def _create_engine(self) -> Engine:
         return self._dialect.create_engine(self._settings, may_create=self._may_create)
@@ -163,6 +172,14 @@ class Database:
     def watch(self) -> Watch:
         """Return what tells of commits of other processes; the caller closes it."""
         return self._dialect.watch(self._settings)
+
+    def announce(self, session: Session) -> None:
+        """Have the commit of the session's transaction seen by the watches of other processes."""
+        self._dialect.announce(session.connection(), self._settings)
+
+    def list_preliminaries(self) -> list[str]:
+        """Return the statements that come first in a transaction of migrations."""
+        return self._dialect.list_preliminaries(self._settings)
 
     def on_commit(self, session: Session, do: Callable[[], object]) -> None:
         """Have ``do`` called once the session's outermost transaction has committed, by whoever owns it.

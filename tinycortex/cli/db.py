@@ -12,15 +12,16 @@ app = typer.Typer(help="Bring the schema up to date, or look at it.", no_args_is
 @app.command()
 def upgrade(ctx: typer.Context, revision: str = "head") -> None:
     """Bring the database to the newest revision, making it when there is none. No row is lost."""
-    url = settings_of(ctx).database.url
-    schema.upgrade(url, revision)
-    print_line(f"at revision {schema.current(url)}")
+    url, name = _database_of(ctx)
+    schema.upgrade(url, revision, schema=name)
+    print_line(f"at revision {schema.current(url, schema=name)}")
 
 
 @app.command()
 def current(ctx: typer.Context) -> None:
     """Print the revision that the database is at; exit 1 when it has none."""
-    revision = schema.current(settings_of(ctx).database.url)
+    url, name = _database_of(ctx)
+    revision = schema.current(url, schema=name)
     if revision is None:
         print_error("the database has no tinycortex schema; run: tinycortex db upgrade")
         raise typer.Exit(1)
@@ -30,7 +31,8 @@ def current(ctx: typer.Context) -> None:
 @app.command()
 def check(ctx: typer.Context) -> None:
     """Compare the database with the models; print each difference and exit 1 when there is one."""
-    differences = schema.check(settings_of(ctx).database.url)
+    url, name = _database_of(ctx)
+    differences = schema.check(url, schema=name)
     for difference in differences:
         print_line(difference)
     if differences:
@@ -41,11 +43,19 @@ def check(ctx: typer.Context) -> None:
 @app.command()
 def stamp(ctx: typer.Context, revision: str = "head") -> None:
     """Record a revision without running anything, for a database that was set up by other means."""
-    schema.stamp(settings_of(ctx).database.url, revision)
+    url, name = _database_of(ctx)
+    schema.stamp(url, revision, schema=name)
     print_line(f"stamped {revision}")
 
 
 @app.command()
 def sql(ctx: typer.Context, revisions: str = "base:head") -> None:
     """Print the SQL of the revisions, without connecting to any database."""
-    typer.echo(schema.sql(settings_of(ctx).database.url, revisions), nl=False)
+    url, name = _database_of(ctx)
+    typer.echo(schema.sql(url, revisions, schema=name), nl=False)
+
+
+def _database_of(ctx: typer.Context) -> tuple[str, str | None]:
+    """Return the URL in force, and the schema that the tables lie in."""
+    database = settings_of(ctx).database
+    return database.url, database.schema_name

@@ -1,6 +1,8 @@
 """The database engines. ``dialect.name`` is asked here and nowhere else."""
 
-from sqlalchemy import make_url
+from collections.abc import Callable
+
+from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from tinycortex.dialects.base import Dialect, Observer, Presence, Watch
@@ -9,10 +11,19 @@ from tinycortex.errors import ConfigurationError
 
 __all__ = ["Dialect", "Observer", "Presence", "Watch", "dialect_for"]
 
-_DIALECTS: dict[str, type[Dialect]] = {"sqlite": SQLiteDialect}
+
+def _postgresql() -> Dialect:
+    try:
+        from tinycortex.dialects.postgresql import PostgreSQLDialect  # noqa: PLC0415 - its driver is an extra
+    except ImportError as error:
+        raise ConfigurationError('PostgreSQL needs psycopg; run: pip install "tinycortex[postgres]"') from error
+    return PostgreSQLDialect()
 
 
-def dialect_for(url: str) -> Dialect:
+_DIALECTS: dict[str, Callable[[], Dialect]] = {"sqlite": SQLiteDialect, "postgresql": _postgresql}
+
+
+def dialect_for(url: str | URL) -> Dialect:
     """Return the engine that ``url`` names, or raise :class:`ConfigurationError`."""
     try:
         backend = make_url(url).get_backend_name()

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from sqlalchemy import Connection, Engine
 
 from tinycortex.config import DatabaseSettings
+from tinycortex.domain.clock import Clock
 from tinycortex.domain.findings import Finding
 from tinycortex.errors import StorageError
 
@@ -56,7 +57,14 @@ class Observer(NamedTuple):
 
 
 class Dialect(Protocol):
-    """One database engine."""
+    """One database engine.
+
+    Attributes:
+        row_lock: the clause by which a search locks the rows that it finds and passes over those that others have
+            locked; empty where a write transaction has the database to itself.
+    """
+
+    row_lock: str
 
     def create_engine(self, settings: DatabaseSettings, *, may_create: bool = False) -> Engine:
         """Build the engine. A write transaction takes the write lock at its start.
@@ -96,6 +104,10 @@ class Dialect(Protocol):
         """
         ...
 
+    def clock(self, engine: Engine) -> Clock:
+        """Return the clock that every process which works on the database goes by."""
+        ...
+
     def classify(self, error: BaseException) -> type[StorageError] | None:
         """Return the storage error that the driver's ``error`` stands for, by code and never by message."""
         ...
@@ -116,12 +128,24 @@ class Dialect(Protocol):
         """Return a watch on the database; the cost of a look is a few microseconds."""
         ...
 
+    def announce(self, connection: Connection, settings: DatabaseSettings) -> None:
+        """Have the commit of the connection's transaction seen by the watches of other processes."""
+        ...
+
     def find_room_faults(self, settings: DatabaseSettings) -> Iterable[Finding]:
         """Yield what is wrong with the room that the stored data has; asked of the system, not of the database."""
         ...
 
     def find_journal_faults(self, settings: DatabaseSettings) -> Iterable[Finding]:
         """Yield where the database keeps its journal in another way than ``settings`` want."""
+        ...
+
+    def list_preliminaries(self, settings: DatabaseSettings) -> list[str]:
+        """Return the statements that come first in a transaction of migrations, so that these take turns."""
+        ...
+
+    def plain_predicate(self, predicate: str) -> str:
+        """Return an index's predicate without what the engine adds to it as it stores it."""
         ...
 
     def presence(self, settings: DatabaseSettings) -> Presence:

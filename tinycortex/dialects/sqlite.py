@@ -19,6 +19,7 @@ from tinycortex.dialects.base import Observer
 from tinycortex.dialects.presence import FilePresence
 from tinycortex.dialects.sqlite_faults import is_sqlite_busy, is_sqlite_corrupt, storage_error_of
 from tinycortex.dialects.sqlite_watch import FileWatch, file_identity
+from tinycortex.domain.clock import SystemClock
 from tinycortex.domain.findings import Finding
 from tinycortex.errors import ConfigurationError, StorageError, TransactionEndedError
 
@@ -46,6 +47,8 @@ _OVER = (
 
 class SQLiteDialect:
     """SQLite through the standard library's driver."""
+
+    row_lock = ""
 
     def create_engine(self, settings: DatabaseSettings, *, may_create: bool = False) -> Engine:
         """Build the engine: WAL, foreign keys, busy timeout, and BEGIN IMMEDIATE for every write transaction."""
@@ -115,6 +118,10 @@ class SQLiteDialect:
         """Return a view of ``engine`` that syncs the log at checkpoints only; in WAL the file stays sound."""
         return engine.execution_options(**{_SYNCHRONOUS: "NORMAL"}) if settings.journal_mode == "wal" else engine
 
+    def clock(self, engine: Engine) -> SystemClock:  # noqa: ARG002 - one file, one machine, one clock
+        """Return the machine's own clock."""
+        return SystemClock()
+
     def classify(self, error: BaseException) -> type[StorageError] | None:
         """Return the storage error of a driver's error; None for one that is not about storage."""
         return storage_error_of(error)
@@ -156,6 +163,9 @@ class SQLiteDialect:
         """Return a watch by ``PRAGMA data_version``, which changes when another connection commits."""
         return FileWatch(database_path(settings.url).absolute())
 
+    def announce(self, connection: Connection, settings: DatabaseSettings) -> None:
+        """Do nothing: every commit shows in the file."""
+
     def find_room_faults(self, settings: DatabaseSettings) -> Iterator[Finding]:
         """Yield what is wrong with the free disk beside the file, and with its write-ahead log."""
         return sqlite_observer.find_room_faults(_file_of(settings))
@@ -163,6 +173,14 @@ class SQLiteDialect:
     def find_journal_faults(self, settings: DatabaseSettings) -> Iterator[Finding]:
         """Yield a finding when the file's journal mode is not the one that ``settings`` want."""
         return sqlite_observer.find_journal_faults(_file_of(settings), settings)
+
+    def list_preliminaries(self, settings: DatabaseSettings) -> list[str]:  # noqa: ARG002 - there are none
+        """Return nothing: a write transaction has the file to itself."""
+        return []
+
+    def plain_predicate(self, predicate: str) -> str:
+        """Return the predicate itself: SQLite stores it as it was written."""
+        return predicate
 
     def presence(self, settings: DatabaseSettings) -> FilePresence:
         """Return presence by lock files beside the database: the kernel drops a dead process's lock."""
@@ -239,6 +257,8 @@ def _try_to_begin(driver: sqlite3.Connection) -> sqlite3.Error | None:
 
 
 def _file_of(settings: DatabaseSettings) -> Path:
+    if settings.schema_name is not None:
+        raise ConfigurationError(f"SQLite has no schemas; leave out database.schema ({settings.schema_name!r})")
     path = database_path(settings.url).absolute()  # where the engine opens it, whatever folder we are in later
     if path.is_dir():
         raise ConfigurationError(f"the database path {path} is a folder; name a file in it")

@@ -2,7 +2,7 @@
 
 from tinycortex.config import MemorySettings
 from tinycortex.db import Database
-from tinycortex.domain.clock import Clock, SystemClock
+from tinycortex.domain.clock import Clock
 from tinycortex.memory.admission import Admission
 from tinycortex.memory.authoring import Author
 from tinycortex.memory.buffers import Buffers
@@ -24,7 +24,7 @@ class Crafts:
         summariser: Summariser | None,
         embedder: Embedder,
     ) -> None:
-        clock = clock or SystemClock()
+        clock = clock or database.clock
         author = Author(settings, clock, summariser or ExtractiveSummariser(), embedder)
         self.admission = Admission(database, settings, clock)
         self.buffers = Buffers(database, settings, clock)

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from tinycortex.config import MemorySettings
 from tinycortex.db import Database
-from tinycortex.domain.clock import Clock, SystemClock
+from tinycortex.domain.clock import Clock
 from tinycortex.domain.jobs import NewJob, check_instant
 from tinycortex.domain.payloads import ExtractChunkPayload, SealDocumentPayload
 from tinycortex.domain.text import check_text
@@ -66,7 +66,7 @@ class Ingestor:
         self._database = database
         self._jobs = jobs
         self._settings = settings
-        self._clock = clock or SystemClock()
+        self._clock = clock or database.clock
 
     def list_sources(self, paths: Sequence[Path | str], *, source_id: str | None = None) -> SourceListing:
         """List the files that ``paths`` name; see :func:`tinycortex.memory.sources.list_sources`."""

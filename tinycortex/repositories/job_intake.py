@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from tinycortex.db import Database
 from tinycortex.domain import policy
-from tinycortex.domain.clock import Clock, SystemClock
+from tinycortex.domain.clock import Clock
 from tinycortex.domain.jobs import NewJob
 from tinycortex.domain.kinds import BUILTIN_KINDS, KindSpec, OnDuplicate
 from tinycortex.domain.payloads import parse_payload
@@ -36,7 +36,7 @@ class JobIntake(JobReader):
 
     Args:
         database: where the rows are.
-        clock: the source of "now"; the machine's clock when left out.
+        clock: the source of "now"; the database's when left out.
         find_spec: what is special about a kind; the built-in kinds when left out.
         retry_jitter: share of a retry delay that is added on top of it at random.
         on_enqueued: called after the commit of new rows, in the thread that committed them.
@@ -54,7 +54,7 @@ class JobIntake(JobReader):
         emitter: Emitter | None = None,
     ) -> None:
         super().__init__(database)
-        self._clock = clock or SystemClock()
+        self._clock = clock or database.clock
         self._find_spec = find_spec
         self._retry_jitter = retry_jitter
         self._on_enqueued = on_enqueued
@@ -172,7 +172,7 @@ class JobIntake(JobReader):
 
     def _insert(self, tx: Session, rows: Sequence[tuple[Any, ...]]) -> set[str]:
         values = zip(job_sql.insert_parameters(len(rows)), chain.from_iterable(rows), strict=True)
-        return {job_id for (job_id,) in execute(tx, job_sql.enqueue_ignoring(len(rows)), dict(values))}
+        return self._told_apart(tx, execute(tx, job_sql.enqueue_ignoring(len(rows)), dict(values)))
 
     def _insert_replacing(self, tx: Session, job: NewJob, row: tuple[Any, ...]) -> set[str]:
         spec = self._find_spec(job.kind)
@@ -184,7 +184,13 @@ class JobIntake(JobReader):
             "replace_rerun": int(outranks or spec is None or spec.outranks is None),
         }
         values = dict(zip(job_sql.INSERT_FIELDS, row, strict=True)) | choices
-        return {job_id for (job_id,) in execute(tx, job_sql.ENQUEUE_REPLACING, values)}
+        return self._told_apart(tx, execute(tx, job_sql.ENQUEUE_REPLACING, values))
+
+    def _told_apart(self, tx: Session, written: Iterable[Any]) -> set[str]:
+        ids = {job_id for (job_id,) in written}
+        if ids:
+            self._database.announce(tx)
+        return ids
 
     def _outranks(self, kind: str, payload_json: str) -> bool:
         spec = self._find_spec(kind)

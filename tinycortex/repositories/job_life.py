@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain, zip_longest
 from typing import Any
 
-from sqlalchemy import Row, TextClause
+from sqlalchemy import Row, TextClause, select
 from sqlalchemy.orm import Session
 
 from tinycortex.domain import policy
@@ -15,6 +15,7 @@ from tinycortex.domain.jobs import Job, JobStatus, check_instant
 from tinycortex.domain.kinds import BUILTIN_KINDS, KindSpec, check_lease_ms
 from tinycortex.domain.text import error_text
 from tinycortex.errors import InvalidInputError, JobFailure, PayloadError
+from tinycortex.models import JobRow
 from tinycortex.repositories import job_sql
 from tinycortex.repositories.execution import count_changed, execute
 from tinycortex.repositories.job_events import event_of_end
@@ -105,7 +106,7 @@ class JobLife(JobIntake):
         if not wanted:
             return []
         values = {"now_ms": self._clock.now_ms(), "lease_ms": lease_ms, "worker_id": worker_id, "limit": limit}
-        statement = job_sql.claim(wanted, llm_limited=llm_limit is not None)
+        statement = job_sql.claim(wanted, limit=limit, llm_limit=llm_limit, row_lock=self._database.row_lock)
         began_at = time.perf_counter()
         with self._database.within(session) as tx:
             rows = execute(tx, statement, values | {"llm_limit": llm_limit}).all()
@@ -254,7 +255,8 @@ class JobLife(JobIntake):
         # Not a NewJob: the row may be another program's, with values that a request of ours may not have.
         now_ms, job_id = self._clock.now_ms(), mint_id()
         budget = policy.budget_of(row.max_attempts)
-        execute(tx, job_sql.FORGET_REQUEST, {"id": row.id})
+        if not count_changed(tx, job_sql.FORGET_REQUEST, {"id": row.id}):
+            return
         # In a settlement the key has just been freed, so nothing can suppress it; else a twin serves it.
         with self.emitter.tracer.sending([row.kind]) as trace_context:
             rerun = (job_id, row.kind, request, row.dedupe_key, budget, now_ms, now_ms, trace_context)
@@ -287,6 +289,8 @@ class JobLife(JobIntake):
         """
         values = {"id": job_id, "now_ms": self._clock.now_ms()}
         with self._database.within(session) as tx:
+            # Or it might go on from running to ready, or back, between the two statements.
+            tx.execute(select(JobRow.id).where(JobRow.id == job_id).with_for_update())
             if count_changed(tx, job_sql.CANCEL_READY, values) == 1:
                 if self.emitter.is_heard:
                     self._tell(tx, JobCancelled(job=self.get_job(job_id, session=tx)))

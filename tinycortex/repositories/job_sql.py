@@ -69,49 +69,88 @@ ENQUEUE_REPLACING = text(
 )
 
 
-def claim(kinds: Iterable[KindSpec], *, llm_limited: bool = False) -> TextClause:
+_SPARE = 32
+"""How many more rows are looked at where others may have locked the first ones: one for each claim at that instant."""
+
+_IN_ORDER = "ORDER BY kind_rank, available_at_ms, id"
+
+
+def claim(kinds: Iterable[KindSpec], *, limit: int = 1, llm_limit: int | None = None, row_lock: str = "") -> TextClause:
     """Return the statement that leases the next due rows of ``kinds`` (spec: Claiming and ordering).
 
     Sorting ``CASE kind …`` over every due row costs seconds at a million rows. The first due rows of one
     kind are one probe of the index (kind, available_at_ms, id) of ready rows; the best of those few, by
     rank, due time and id, are the rows that the sort would have found. They come back in no order.
 
-    Parameters: ``now_ms``, ``lease_ms``, ``worker_id``, ``limit``; where ``llm_limited``, also ``llm_limit``:
-    of the LLM-bound kinds only the first so many rows are there to be leased.
+    Parameters: ``now_ms``, ``lease_ms``, ``worker_id``; without a ``row_lock`` also ``limit``, and ``llm_limit``
+    where there is one.
+
+    Args:
+        kinds: what to claim.
+        limit: the most rows to lease.
+        llm_limit: of the LLM-bound kinds only the first so many rows are there to be leased; None for all.
+        row_lock: how a search locks a row and passes over those that others have locked; empty where nobody can.
     """
     # By kind, since one that was named twice would be probed twice, and take up two places.
-    wanted = {spec.kind: (spec.kind, spec.rank, spec.lease_ms, llm_limited and spec.llm_bound) for spec in kinds}
-    return _claim(tuple(wanted.values()))
+    limited = llm_limit is not None
+    wanted = {spec.kind: (spec.kind, spec.rank, spec.lease_ms, limited and spec.llm_bound) for spec in kinds}
+    if not row_lock:
+        return _claim(tuple(wanted.values()), ":limit", ":llm_limit", row_lock)
+    # Figures, by which a server plans, where parameters would have it prepare for many rows.
+    return _claim(tuple(wanted.values()), str(limit), str(llm_limit), row_lock)
 
 
 @lru_cache(maxsize=64)
-def _claim(kinds: tuple[tuple[str, int, int | None, bool], ...]) -> TextClause:
+def _claim(
+    kinds: tuple[tuple[str, int, int | None, bool], ...], limit: str, llm_limit: str, row_lock: str
+) -> TextClause:
+    spare = f" + {_SPARE}" if row_lock else ""
     probes: dict[bool, list[str]] = {False: [], True: []}
     for number, (_kind, rank, _lease_ms, limited) in enumerate(kinds):
         probes[limited].append(
             f"SELECT * FROM (SELECT {rank:d} AS kind_rank, available_at_ms, id FROM mem_tree_jobs "
             f"WHERE status = 'ready' AND kind = :kind_{number} AND available_at_ms <= :now_ms "
-            f"ORDER BY available_at_ms, id LIMIT {':llm_limit' if limited else ':limit'}) AS probe_{number}"
+            f"ORDER BY available_at_ms, id LIMIT {llm_limit if limited else limit}{spare}) AS probe_{number}"
         )
-    order = "ORDER BY kind_rank, available_at_ms, id"
     found = probes[False]
+    if row_lock and found:
+        found = [_locked(_first(found, f"{limit}{spare}"), limit, row_lock)]
     if probes[True]:
-        found = [*found, f"SELECT * FROM ({_union(probes[True])} {order} LIMIT :llm_limit) AS llm_bound"]
+        llm_bound = _first(probes[True], f"{llm_limit}{spare}")
+        found = [*found, _locked(llm_bound, llm_limit, row_lock) if row_lock else f"SELECT * FROM ({llm_bound}) AS llm"]
     own_leases = " ".join(
         f"WHEN kind = :kind_{number} THEN {lease_ms:d}"
         for number, (_kind, _rank, lease_ms, _limited) in enumerate(kinds)
         if lease_ms is not None
     )
     lease = f"CASE {own_leases} ELSE :lease_ms END" if own_leases else ":lease_ms"
+    chosen = f"SELECT id FROM ({_union(found)}) AS probes {_IN_ORDER} LIMIT {limit}"
     return text(
         f"""
         UPDATE mem_tree_jobs
         SET status = 'running', attempts = attempts + 1, claim_token = claim_token + 1, locked_by = :worker_id,
             started_at_ms = :now_ms, claimed_at_ms = :now_ms, locked_until_ms = :now_ms + {lease}, last_error = NULL
-        WHERE id IN (SELECT id FROM ({_union(found)}) AS probes {order} LIMIT :limit)
+        WHERE id {f"= ANY(ARRAY({chosen}))" if row_lock else f"IN ({chosen})"}
         RETURNING {COLUMNS}
         """
     ).bindparams(*(bindparam(f"kind_{number}", kind) for number, (kind, *_rest) in enumerate(kinds)))
+
+
+def _first(probes: Iterable[str], limit: str) -> str:
+    return f"SELECT * FROM ({_union(probes)}) AS probes {_IN_ORDER} LIMIT {limit}"
+
+
+def _locked(candidates: str, limit: str, row_lock: str) -> str:
+    """Return the search for the first of ``candidates`` that nobody else has locked, and that are ready still.
+
+    They are locked one by one in their order, and none that is not taken: who comes meanwhile finds the others.
+    """
+    return f"""
+        SELECT * FROM (SELECT candidate.* FROM ({candidates}) AS candidate CROSS JOIN LATERAL (
+            SELECT 1 AS is_free FROM mem_tree_jobs AS job
+            WHERE job.id = candidate.id AND job.status = 'ready' AND job.available_at_ms <= :now_ms {row_lock}
+        ) AS locked LIMIT {limit}) AS free
+        """
 
 
 def _union(selects: Iterable[str]) -> str:
@@ -134,7 +173,10 @@ KEPT = "RETURNING id, kind, dedupe_key, max_attempts, status, payload_json, reru
 
 TAKE_PAYLOAD = text("UPDATE mem_tree_jobs SET payload_json = :payload_json, rerun_payload_json = NULL WHERE id = :id")
 
-FORGET_REQUEST = text("UPDATE mem_tree_jobs SET rerun_payload_json = NULL WHERE id = :id")
+# Asked again, where another transaction may have passed the request on since it was read.
+FORGET_REQUEST = text(
+    "UPDATE mem_tree_jobs SET rerun_payload_json = NULL WHERE id = :id AND rerun_payload_json IS NOT NULL"
+)
 
 _DONE = (
     "status = 'done', completed_at_ms = :now_ms, last_error = NULL, failure_reason = NULL, failure_class = NULL, "

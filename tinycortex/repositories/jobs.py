@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Row
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from tinycortex.domain import policy
@@ -15,6 +16,8 @@ from tinycortex.repositories import upkeep_sql
 from tinycortex.repositories.execution import count_changed, execute
 from tinycortex.repositories.job_life import JobLife
 from tinycortex.telemetry import LeasesRecovered
+
+_REQUEUE_ATTEMPTS = 5
 
 _PURGE_BATCH = 500
 """Rows deleted in one transaction: some ten milliseconds of the write lock."""
@@ -121,11 +124,21 @@ class JobRepository(JobLife):
     def _requeue(self, statements: upkeep_sql.Requeue, session: Session | None, **values: Any) -> Requeued:
         values["now_ms"] = self._clock.now_ms()
         with self._database.within(session) as tx:
-            return Requeued(
-                superseded=count_changed(tx, statements.supersede, values),
-                revived=count_changed(tx, statements.revive, values),
-                blocked=int(execute(tx, statements.count_left, values).scalar_one()),
-            )
+            for left in reversed(range(_REQUEUE_ATTEMPTS)):
+                try:
+                    with tx.begin_nested():
+                        requeued = Requeued(
+                            superseded=count_changed(tx, statements.supersede, values),
+                            revived=count_changed(tx, statements.revive, values),
+                            blocked=int(execute(tx, statements.count_left, values).scalar_one()),
+                        )
+                    break
+                except IntegrityError:  # a twin was committed by another writer since the search for twins
+                    if not left:
+                        raise
+            if requeued.revived:
+                self._database.announce(tx)
+            return requeued
 
     # Purge
 

@@ -4,7 +4,7 @@ Nothing here needs an ``alembic.ini``, changes the working directory, or touches
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
@@ -45,32 +45,38 @@ VERSION_TABLE = "tinycortex_alembic_version"
 _one_at_a_time = threading.Lock()
 
 
-def upgrade(url: str, revision: str = "head") -> None:
+def upgrade(url: str, revision: str = "head", *, schema: str | None = None) -> None:
     """Bring the database to ``revision``, creating it when there is none; at head already, do nothing.
 
-    All revisions run in one transaction. A file that another program made is adopted with all its rows.
+    All revisions run in one transaction, and several processes take turns. What another program made is adopted
+    with all its rows.
+
+    Args:
+        url: where the database is.
+        revision: where to bring it.
+        schema: PostgreSQL's schema of the tables, made when there is none; the role's first one when left out.
 
     Raises:
         ConfigurationError: the URL cannot serve as a queue.
         SchemaError: the tables that are there cannot be adopted, or there is no such revision.
         StorageError: the database could not do its work.
     """
-    _run(url, "upgrade", revision)
+    _run(url, "upgrade", revision, schema)
 
 
-def downgrade(url: str, revision: str) -> None:
+def downgrade(url: str, revision: str, *, schema: str | None = None) -> None:
     """Take the database back to ``revision``. Contract tables and all their rows stay, even at ``base``."""
-    _run(url, "downgrade", revision)
+    _run(url, "downgrade", revision, schema)
 
 
-def stamp(url: str, revision: str = "head") -> None:
+def stamp(url: str, revision: str = "head", *, schema: str | None = None) -> None:
     """Record ``revision`` without running anything, for a database that was set up by other means."""
-    _run(url, "stamp", revision)
+    _run(url, "stamp", revision, schema)
 
 
-def current(url: str) -> str | None:
+def current(url: str, *, schema: str | None = None) -> str | None:
     """Return the revision that the database is at, or None when it has none. Creates nothing."""
-    database = Database(DatabaseSettings(url=url))
+    database = Database(DatabaseSettings(url=url, schema_name=schema))
     try:
         return find_revision(database)
     finally:
@@ -107,12 +113,12 @@ def verify(database: Database) -> None:
         )
 
 
-def check(url: str) -> list[str]:
+def check(url: str, *, schema: str | None = None) -> list[str]:
     """Return what differs between the database and the models, a line each; empty when nothing does.
 
     Tables and columns that we do not know are no difference: they belong to other programs.
     """
-    database = Database(DatabaseSettings(url=url))
+    database = Database(DatabaseSettings(url=url, schema_name=schema))
     try:
         verify(database)
         return find_differences(database)
@@ -138,23 +144,30 @@ def find_differences(database: Database) -> list[str]:
         return differences + adoption.find_index_faults(connection, Base.metadata)
 
 
-def sql(url: str, revisions: str = "base:head") -> str:
+def sql(url: str, revisions: str = "base:head", *, schema: str | None = None) -> str:
     """Return the SQL of ``revisions`` (``from:to``, or one end) without connecting to any database."""
-    return _run(url, "upgrade", revisions, offline=True)
+    return _run(url, "upgrade", revisions, schema, offline=True)
 
 
 @contextmanager
-def connect_for_migrations(url: str) -> Iterator[Connection]:
-    """Open the one transaction that revisions run in; on SQLite it holds the write lock from its start."""
-    database = Database(DatabaseSettings(url=url), may_create=True)
+def connect_for_migrations(settings: DatabaseSettings) -> Iterator[Connection]:
+    """Open the one transaction that revisions run in; several of them take turns."""
+    database = Database(settings, may_create=True)
     try:
         with database.transaction() as session:
+            for statement in database.list_preliminaries():
+                session.connection().exec_driver_sql(statement)
             yield session.connection()
     finally:
         database.dispose()
 
 
-def configure_and_run(context: ModuleType, **where: Any) -> None:
+def write_script(context: ModuleType, settings: DatabaseSettings) -> None:
+    """Write the SQL of the revisions that ``context`` was asked for, without connecting to any database."""
+    configure_and_run(context, Database(settings).list_preliminaries(), url=settings.url)
+
+
+def configure_and_run(context: ModuleType, before: Iterable[str] = (), **where: Any) -> None:
     """Run the revisions that ``context`` (Alembic's, from ``migrations/env.py``) was asked for."""
     context.configure(
         **where,
@@ -164,6 +177,8 @@ def configure_and_run(context: ModuleType, **where: Any) -> None:
         dialect_opts={"paramstyle": "named"},
     )
     with context.begin_transaction():
+        for statement in before:
+            context.execute(statement)
         context.run_migrations()
 
 
@@ -189,21 +204,21 @@ def _comparison_options() -> dict[str, Any]:
     }
 
 
-def _run(url: str, command: str, revision: str, *, offline: bool = False) -> str:
+def _run(url: str, command: str, revision: str, schema: str | None, *, offline: bool = False) -> str:
     from alembic import command as commands  # noqa: PLC0415 - see HEAD
     from alembic.util import CommandError  # noqa: PLC0415 - see HEAD
 
     script = StringIO()
     config = _config(script)
+    settings = config.attributes["settings"] = DatabaseSettings(url=url, schema_name=schema)
     run = getattr(commands, command)
     try:
         with _one_at_a_time:
             if offline:
                 config.attributes["quiet"] = True
-                config.set_main_option("sqlalchemy.url", url.replace("%", "%%"))
                 run(config, revision, sql=True)
                 return script.getvalue()
-            with connect_for_migrations(url) as connection:
+            with connect_for_migrations(settings) as connection:
                 config.attributes["connection"] = connection
                 run(config, revision)
                 return ""

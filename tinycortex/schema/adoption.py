@@ -18,6 +18,7 @@ from alembic.operations.ops import (
     OpContainer,
 )
 
+from tinycortex.dialects import Dialect, dialect_for
 from tinycortex.errors import SchemaError
 
 
@@ -152,8 +153,9 @@ def find_index_fault(
     if found is None:
         return f"index {name} is missing"
     stored = _where(found.get("dialect_options", {}))
-    meaning = (list(found["column_names"]), bool(found["unique"]), _normal(stored))
-    wanted = (list(columns), unique, _normal(where))
+    dialect = dialect_for(connection.engine.url)
+    meaning = (list(found["column_names"]), bool(found["unique"]), _normal(stored, dialect))
+    wanted = (list(columns), unique, _normal(where, dialect))
     return None if meaning == wanted else f"index {name} is {meaning}, not {wanted}"
 
 
@@ -162,8 +164,8 @@ def _where(options: Mapping[str, object]) -> object:
     return next((value for name, value in options.items() if name.endswith("_where")), None)
 
 
-def _normal(predicate: object) -> str:
-    return "" if predicate is None else "".join(str(predicate).lower().split())
+def _normal(predicate: object, dialect: Dialect) -> str:
+    return "" if predicate is None else "".join(dialect.plain_predicate(str(predicate)).lower().split())
 
 
 def _offline() -> bool:
