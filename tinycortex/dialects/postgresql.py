@@ -242,10 +242,12 @@ def _refuse_after_the_end(engine: Engine) -> None:
         status = cursor.connection.info.transaction_status
         if status == TransactionStatus.INERROR and not statement.startswith("ROLLBACK TO"):
             raise TransactionEndedError(_OVER)
-        if connection.in_transaction():
-            if status == TransactionStatus.IDLE and connection.info.get(_BEGUN):  # the driver would begin another one
-                raise TransactionEndedError(_OVER)
-            connection.info[_BEGUN] = True
+        if status == TransactionStatus.IDLE and connection.info.get(_BEGUN):  # the driver would begin another one
+            raise TransactionEndedError(_OVER)
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def _note_begun(connection: Connection, *_rest: object) -> None:
+        connection.info[_BEGUN] = connection.in_transaction()
 
     @event.listens_for(engine, "commit")
     def _look_once_more(connection: Connection) -> None:
