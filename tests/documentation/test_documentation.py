@@ -111,7 +111,7 @@ def test_every_setting_stands_in_the_settings_page() -> None:
         assert isinstance(model, type)
         assert issubclass(model, BaseModel)
         for name, setting in model.model_fields.items():
-            variable = f"TINYCORTEX_{group}__{name}".upper()
+            variable = f"TINYCORTEX_{group}__{setting.alias or name}".upper()
             lines.append(f"| `{variable}` | `{setting.default}` | {setting.description} |")
     page = (ROOT / "docs" / "settings.md").read_text()
     table = "\n".join(lines)

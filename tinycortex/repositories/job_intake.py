@@ -101,8 +101,10 @@ class JobIntake(JobReader):
     def enqueue_many(self, jobs: Iterable[NewJob], *, session: Session | None = None) -> list[str | None]:
         """Insert many jobs in one transaction: all of them, or none when one cannot be written.
 
-        Rows are written in the order of their keys, so that two callers with overlapping keys wait for
-        each other instead of locking each other out.
+        Where several can write at a time, rows are written in the order of their keys, so that two callers
+        with overlapping keys wait for each other instead of locking each other out. Where the database has one
+        writer they are written as given: rows that are claimed one after another then lie side by side, which
+        makes their claims and settlements several times as cheap.
 
         Returns:
             For each job, in the order given, the new row's id or None when an active twin (an earlier job
@@ -121,7 +123,9 @@ class JobIntake(JobReader):
         # a statement at a time: beside the jobs only their ids are held.
         ids = [mint_id() for _ in wanted]
         taken: list[str | None] = [None] * len(wanted)
-        order = sorted(range(len(wanted)), key=lambda index: wanted[index].dedupe_key or "")
+        order: Sequence[int] = range(len(wanted))
+        if self._database.row_lock:
+            order = sorted(order, key=lambda index: wanted[index].dedupe_key or "")
         modes = [self._on_duplicate(job) for job in wanted]
         plain = [index for index in order if modes[index] is OnDuplicate.IGNORE]
         with self.emitter.tracer.sending([job.kind for job in wanted]) as trace_context:

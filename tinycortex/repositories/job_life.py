@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain, zip_longest
 from typing import Any
 
-from sqlalchemy import Row, TextClause, select
+from sqlalchemy import Row, TextClause
 from sqlalchemy.orm import Session
 
 from tinycortex.domain import policy
@@ -15,7 +15,6 @@ from tinycortex.domain.jobs import Job, JobStatus, check_instant
 from tinycortex.domain.kinds import BUILTIN_KINDS, KindSpec, check_lease_ms
 from tinycortex.domain.text import error_text
 from tinycortex.errors import InvalidInputError, JobFailure, PayloadError
-from tinycortex.models import JobRow
 from tinycortex.repositories import job_sql
 from tinycortex.repositories.execution import count_changed, execute
 from tinycortex.repositories.job_events import event_of_end
@@ -290,7 +289,7 @@ class JobLife(JobIntake):
         values = {"id": job_id, "now_ms": self._clock.now_ms()}
         with self._database.within(session) as tx:
             # Or it might go on from running to ready, or back, between the two statements.
-            tx.execute(select(JobRow.id).where(JobRow.id == job_id).with_for_update())
+            tx.execute(job_sql.LOCK, {"id": job_id})
             if count_changed(tx, job_sql.CANCEL_READY, values) == 1:
                 if self.emitter.is_heard:
                     self._tell(tx, JobCancelled(job=self.get_job(job_id, session=tx)))

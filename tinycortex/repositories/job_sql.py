@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from functools import lru_cache
 
-from sqlalchemy import TextClause, bindparam, text
+from sqlalchemy import Select, TextClause, bindparam, column, select, table, text
 
 from tinycortex.domain.jobs import ACTIVE_KEY_PREDICATE, Job
 from tinycortex.domain.kinds import KindSpec
@@ -252,6 +252,10 @@ CANCELLED = "status = 'cancelled', completed_at_ms = :now_ms, last_error = 'canc
 
 MARK_CANCELLED = text(
     f"UPDATE mem_tree_jobs SET {CANCELLED}, {FREE} {HELD} AND cancel_requested_at_ms IS NOT NULL {KEPT}"
+)
+
+LOCK: Select[tuple[str]] = (
+    select(column("id")).select_from(table("mem_tree_jobs")).where(column("id") == bindparam("id")).with_for_update()
 )
 
 CANCEL_READY = text(f"UPDATE mem_tree_jobs SET {CANCELLED}, {FREE} WHERE id = :id AND status = 'ready'")
