@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,9 +200,8 @@ def database_path(url: str) -> Path:
     return Path(name)
 
 
-def _readable(raw: bytes) -> str:
-    # Another program may have written what is no UTF-8. A backslash makes it show, and is never JSON by itself.
-    return raw.decode(errors="backslashreplace")
+# Another program may have written what is no UTF-8. A backslash makes it show, and is never JSON by itself.
+_readable = partial(str, encoding="utf-8", errors="backslashreplace")
 
 
 def _refuse_after_the_end(engine: Engine) -> None:

@@ -1,5 +1,6 @@
 """HandlerRegistry: which handler runs a kind, and everything that is special about the kind."""
 
+import inspect
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack
@@ -27,10 +28,17 @@ MAX_KINDS = 400
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """One kind with its handler."""
+    """One kind with its handler.
+
+    Attributes:
+        spec: what is special about the kind.
+        handler: what runs its jobs.
+        is_async: whether the handler is an ``async def``; asked once, as it takes longer than to call one.
+    """
 
     spec: KindSpec
     handler: Handler
+    is_async: bool
 
 
 class HandlerRegistry:
@@ -52,7 +60,7 @@ class HandlerRegistry:
             raise DuplicateKindError(f"kind {spec.kind!r} has a handler already; choose another word for yours")
         if len(self._registrations) >= MAX_KINDS:
             raise RegistrationError(f"one process handles at most {MAX_KINDS} kinds; {spec.kind!r} is one more")
-        self._registrations[spec.kind] = Registration(spec, handler)
+        self._registrations[spec.kind] = Registration(spec, handler, inspect.iscoroutinefunction(handler))
 
     def handler(
         self, kind: str, *, payload: type[BaseModel], **options: Unpack[KindOptions]

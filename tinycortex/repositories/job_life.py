@@ -18,12 +18,19 @@ from tinycortex.errors import InvalidInputError, JobFailure, PayloadError
 from tinycortex.repositories import job_sql
 from tinycortex.repositories.execution import count_changed, execute
 from tinycortex.repositories.job_events import event_of_end
-from tinycortex.repositories.job_intake import JobIntake, mint_id, portions
+from tinycortex.repositories.job_intake import JobIntake, mint_id
 from tinycortex.repositories.job_reader import job_of
 from tinycortex.telemetry import JobCancelled, JobClaimed, JobsEnqueued
 from tinycortex.telemetry.emitter import handler_took
 
 logger = logging.getLogger(__name__)
+
+_CLAIMS_PER_STATEMENT = (4, 16, 64, 256)
+"""Of few sizes, so that each statement is built and compiled once; what is left of one names no claim."""
+
+_MOST_CLAIMS = _CLAIMS_PER_STATEMENT[-1]
+
+_NO_CLAIM = ("", -1, -1, -1)
 
 
 class JobLife(JobIntake):
@@ -108,11 +115,10 @@ class JobLife(JobIntake):
         statement = job_sql.claim(wanted, limit=limit, llm_limit=llm_limit, row_lock=self._database.row_lock)
         began_at = time.perf_counter()
         with self._database.within(session) as tx:
-            rows = execute(tx, statement, values | {"llm_limit": llm_limit}).all()
-            if len(rows) > 1:  # RETURNING has no order of its own
+            jobs = [job_of(row) for row in execute(tx, statement, values | {"llm_limit": llm_limit})]
+            if len(jobs) > 1:  # RETURNING has no order of its own
                 ranks = {spec.kind: spec.rank for spec in wanted}
-                rows = sorted(rows, key=lambda row: (ranks[row.kind], row.available_at_ms, row.id))
-            jobs = [job_of(row) for row in rows]
+                jobs.sort(key=lambda job: (ranks[job.kind], job.available_at_ms, job.id))
             if self.emitter.is_heard:
                 for job in jobs:
                     self._database.on_commit(tx, partial(self._tell_claimed, job, began_at))
@@ -153,18 +159,24 @@ class JobLife(JobIntake):
             session: the caller's transaction.
         """
         now_ms = self._clock.now_ms()
-        rows: dict[tuple[str, int], Row[Any]] = {}
+        requests: dict[tuple[str, int], str | None] = {}
         with self._database.within(session) as tx:
-            for some in portions(jobs):
-                named = chain.from_iterable(_claim(job).values() for job in some)
-                values = dict(zip(job_sql.claim_parameters(len(some)), named, strict=True)) | {"now_ms": now_ms}
-                found = execute(tx, job_sql.mark_done_many(len(some)), values).all()
-                rows |= {(row.id, row.claim_token): row for row in found}
+            for start in range(0, len(jobs), _MOST_CLAIMS):
+                some = jobs[start : start + _MOST_CLAIMS]
+                size = next(size for size in _CLAIMS_PER_STATEMENT if size >= len(some))
+                named = [*chain.from_iterable(_claim(job).values() for job in some)]
+                named += _NO_CLAIM * (size - len(some))
+                values = dict(zip(job_sql.claim_parameters(size), named, strict=True))
+                done = execute(tx, job_sql.mark_done_many(size), values | {"now_ms": now_ms})
+                requests |= {(row.id, row.claim_token): row.rerun_payload_json for row in done}
             for job, took_ms in zip_longest(jobs, handler_ms):
+                claim = (job.id, job.claim_token)
+                if claim in requests and requests[claim] is None and not self.emitter.is_heard:
+                    continue
                 with handler_took(took_ms):
-                    row = rows.get((job.id, job.claim_token))
+                    row = execute(tx, job_sql.FIND_KEPT, {"id": job.id}).first() if claim in requests else None
                     self._conclude(tx, job_sql.MARK_DONE, row, {"now_ms": now_ms}, job)
-        return [(job.id, job.claim_token) in rows for job in jobs]
+        return [(job.id, job.claim_token) in requests for job in jobs]
 
     def mark_failed(self, job: Job, message: str, *, session: Session | None = None) -> bool:
         """Settle a claim with an untyped failure: a retry while budget is left, then failed (contract §4.5)."""

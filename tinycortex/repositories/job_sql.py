@@ -168,8 +168,12 @@ _FREE_TO_SETTLE = f"{HELD} AND cancel_requested_at_ms IS NULL"
 
 FREE = "locked_until_ms = NULL, locked_by = NULL, cancel_requested_at_ms = NULL"
 
+_KEPT = "id, kind, dedupe_key, max_attempts, status, payload_json, rerun_payload_json"
+
 # What a row that stops running has to say about the request that was kept with it.
-KEPT = "RETURNING id, kind, dedupe_key, max_attempts, status, payload_json, rerun_payload_json"
+KEPT = f"RETURNING {_KEPT}"
+
+FIND_KEPT = text(f"SELECT {_KEPT} FROM mem_tree_jobs WHERE id = :id")
 
 TAKE_PAYLOAD = text("UPDATE mem_tree_jobs SET payload_json = :payload_json, rerun_payload_json = NULL WHERE id = :id")
 
@@ -190,7 +194,8 @@ MARK_DONE = text(f"UPDATE mem_tree_jobs SET {_DONE} {_FREE_TO_SETTLE} {KEPT}")
 def mark_done_many(claims: int) -> TextClause:
     """Return the statement that settles ``claims`` claims as :data:`MARK_DONE` does one.
 
-    Parameters: ``now_ms``, and those of :func:`claim_parameters`.
+    Parameters: ``now_ms``, and those of :func:`claim_parameters`. It returns each claim that it has settled, and
+    the request that was kept with it; :data:`FIND_KEPT` finds the rest, which few need.
     """
     named = [f":{parameter}" for parameter in claim_parameters(claims)]
     width = len(CLAIM_FIELDS)
@@ -200,7 +205,8 @@ def mark_done_many(claims: int) -> TextClause:
         f"""
         WITH held ({", ".join(f"held_{field}" for field in CLAIM_FIELDS)}) AS (VALUES {values})
         UPDATE mem_tree_jobs SET {_DONE} FROM held
-        WHERE {held} AND status = 'running' AND cancel_requested_at_ms IS NULL {KEPT}, claim_token
+        WHERE {held} AND status = 'running' AND cancel_requested_at_ms IS NULL
+        RETURNING id, claim_token, rerun_payload_json
         """
     )
 

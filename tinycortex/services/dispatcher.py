@@ -85,8 +85,8 @@ class Dispatcher:
             failure.__cause__ = error
             return failure
         context = JobContext(job=job, delegates=self._delegates, clock=self._clock, signals=signals)
-        if inspect.iscoroutinefunction(handler):
-            returned = await self._await(handler(context, payload), signals, spec.timeout_s)
+        if registration.is_async:
+            returned = await self._await(cast("Awaitable[Any]", handler(context, payload)), signals, spec.timeout_s)
         else:
             returned = await self._call(lambda: handler(context, payload), job, signals, spec.timeout_s)
             if inspect.isawaitable(returned) and not signals.timed_out:  # a partial or an object around an async def

@@ -196,10 +196,8 @@ class _Run:
             self._faults.pause_after(fault)  # what is kept is tried again at the end
 
     def _start(self, claim: Claim) -> None:
-        task = self._step.start(claim, self._note_end)
+        self._running.add(self._step.start(claim, self._note_end, self._forget))
         self._free -= 1
-        self._running.add(task)
-        task.add_done_callback(self._forget)
 
     def _note_end(self, ended: Ended) -> None:
         if self._over:

@@ -38,7 +38,8 @@ class Heartbeat:
     def _start_afresh(self) -> None:
         self._process = os.getpid()
         self._watched: dict[str, _Watched] = {}
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._asleep = False
@@ -54,7 +55,7 @@ class Heartbeat:
         if self._process != os.getpid():
             self._start_afresh()  # thread, claims and perhaps a held lock are the parent's
         lease_ms = (job.locked_until_ms or 0) - (job.started_at_ms or 0)
-        with self._changed:
+        with self._lock:
             other = self._watched.get(job.id)
             if other is not None and other.job.claim_token > job.claim_token:
                 signals.lease_lost = True
@@ -76,7 +77,7 @@ class Heartbeat:
 
     def drop(self, job: Job) -> float | None:
         """Look after the claim no more; return when its lease was renewed, None when nobody looked after it."""
-        with self._changed:
+        with self._lock:
             watched = self._watched.get(job.id)
             if watched is None or watched.job.claim_token != job.claim_token:
                 return None
@@ -91,7 +92,7 @@ class Heartbeat:
         """Stop the thread, and wait for its end."""
         if self._process != os.getpid():
             return
-        with self._changed:
+        with self._lock:
             thread, self._thread = self._thread, None
             self._watched.clear()
             self._stop.set()
@@ -101,7 +102,7 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Look once after every claim: is it still held, was it asked to stop, is its renewal due?"""
-        with self._changed:
+        with self._lock:
             watched = list(self._watched.values())
         for claim in watched:
             claim.signals.look_at_loop()
@@ -132,7 +133,7 @@ class Heartbeat:
                 self._lose(claim)
 
     def _lose(self, claim: _Watched) -> None:
-        with self._changed:
+        with self._lock:
             dropped = self._watched.get(claim.job.id) is not claim
             if not dropped:
                 del self._watched[claim.job.id]
@@ -156,7 +157,7 @@ class Heartbeat:
         What is waited for is asked before each wait: a notice that comes while nobody waits is gone.
         And a notice only shortens the wait: claims that come and go must not put a beat off.
         """
-        with self._changed:
+        with self._lock:
             while not stop.is_set():
                 if not self._watched:
                     self._asleep = True

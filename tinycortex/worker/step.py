@@ -78,7 +78,7 @@ class WorkerStep:
 
     async def _carry_out(self, claim: Claim) -> list[Ended]:
         ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-        task = self.start(claim, ended.set_result)
+        task = self.start(claim, ended.set_result, lambda _task: None)
         try:
             either: set[asyncio.Future[Any]] = {task, ended}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -93,15 +93,23 @@ class WorkerStep:
         """Settle what has ended, and claim; see :meth:`Turns.take`."""
         return await self.turns.take(ended, want, kinds, let_go=self._let_go)
 
-    def start(self, claim: Claim, end: Callable[[Ended], object]) -> "asyncio.Task[None]":
+    def start(
+        self, claim: Claim, end: Callable[[Ended], object], forget: Callable[["asyncio.Task[None]"], object]
+    ) -> "asyncio.Task[None]":
         """Run the handler of a claim in a task of its own, which calls ``end`` with what came of it.
 
         When the task is cancelled, ``end`` is not called: the claim is given back, not before its handler has
-        ended. One that runs in a thread, which nothing can stop, is settled when the thread ends.
+        ended. One that runs in a thread, which nothing can stop, is settled when the thread ends. ``forget`` is
+        called with the task when it is over.
         """
+
+        def note_end(task: "asyncio.Task[None]") -> None:
+            if not claim.begun:  # a task that is cancelled before its first step never runs
+                self.turns.give_back(claim)
+            forget(task)
+
         task = asyncio.create_task(self._perform(claim, end))
-        # A task that is cancelled before its first step never runs.
-        task.add_done_callback(lambda _task: None if claim.begun else self.turns.give_back(claim))
+        task.add_done_callback(note_end)
         return task
 
     async def _perform(self, claim: Claim, end: Callable[[Ended], object]) -> None:
