@@ -15,7 +15,7 @@ from tinycortex.config import DatabaseSettings
 from tinycortex.dialects.base import Observer
 from tinycortex.dialects.postgresql_clock import ServerClock
 from tinycortex.dialects.postgresql_faults import READ_ONLY, sqlstate_of, storage_error_of
-from tinycortex.dialects.postgresql_watch import CHANNEL, NotificationWatch, NoWatch
+from tinycortex.dialects.postgresql_watch import NOTIFY, NotificationWatch, NoWatch
 from tinycortex.domain.findings import Finding
 from tinycortex.errors import ConfigurationError, StorageError, TransactionEndedError
 
@@ -130,19 +130,22 @@ class PostgreSQLDialect:
         """Return nothing: the server checks its pages as it reads them, and amcheck is its administrator's."""
         return []
 
-    def watch(self, settings: DatabaseSettings) -> NotificationWatch | NoWatch:
+    def watch(self, settings: DatabaseSettings, origin: str) -> NotificationWatch | NoWatch:
         """Return a watch by LISTEN; one that sees nothing where ``notify`` is off."""
         if not settings.notify:
             return NoWatch()
         url = make_url(settings.url)
-        options: dict[str, Any] = url.translate_connect_args(username="user", database="dbname")
-        options |= dict(url.query)
-        return NotificationWatch(options | connect_options(settings, options))
+        given: dict[str, Any] = url.translate_connect_args(username="user", database="dbname") | dict(url.query)
+        options = given | connect_options(settings, given)
+        return NotificationWatch(lambda: psycopg.connect(**options, autocommit=True), origin)
 
-    def announce(self, connection: Connection, settings: DatabaseSettings) -> None:
-        """Have the transaction's commit notify who listens; nobody where ``notify`` is off."""
-        if settings.notify:
-            connection.exec_driver_sql(f"SELECT pg_notify('{CHANNEL}', '')")
+    def must_announce(self, settings: DatabaseSettings) -> bool:
+        """Tell whether ``notify`` is on."""
+        return settings.notify
+
+    def announce(self, connection: Connection, origin: str) -> None:
+        """Have the transaction's commit notify who listens."""
+        connection.exec_driver_sql(NOTIFY, {"origin": origin})
 
     def find_room_faults(self, settings: DatabaseSettings) -> Iterable[Finding]:  # noqa: ARG002 - see below
         """Yield nothing: the disk is the server's."""
@@ -193,12 +196,14 @@ class Leases:
 
 
 def connect_options(settings: DatabaseSettings, given: dict[str, Any]) -> dict[str, Any]:
-    """Return what libpq is told beside what the URL has given."""
+    """Return what the driver is told beside what the URL has given."""
     session = [f"-c lock_timeout={settings.busy_timeout_ms}"]
     if settings.schema_name is not None:
         session.append(f"-c search_path={settings.schema_name}")
-    unsaid = {name: value for name, value in _PATIENCE.items() if name not in given}
-    return unsaid | {"options": " ".join([*session, str(given.get("options", ""))]).strip()}
+    said: dict[str, Any] = {name: value for name, value in _PATIENCE.items() if name not in given}
+    if not settings.notify:
+        said["prepare_threshold"] = None  # the next transaction may be in another session, which has not prepared it
+    return said | {"options": " ".join([*session, str(given.get("options", ""))]).strip()}
 
 
 def _check(settings: DatabaseSettings) -> str:
