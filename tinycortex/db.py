@@ -187,7 +187,7 @@ class Database:
             StorageError: they may not.
         """
         self._leave_inherited()
-        with self.engine.begin() as connection:
+        with self.engine.connect() as connection:
             self._dialect.announce(connection, self._origin)
 
     @property

@@ -151,7 +151,7 @@ class Dialect(Protocol):
         ...
 
     def announce(self, connection: Connection, origin: str) -> None:
-        """Have the watches of others than ``origin`` return, once the connection's transaction has committed."""
+        """Have the watches of others than ``origin`` return, by a commit of the connection that is made here."""
         ...
 
     def find_room_faults(self, settings: DatabaseSettings) -> Iterable[Finding]:

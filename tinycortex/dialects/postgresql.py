@@ -144,8 +144,8 @@ class PostgreSQLDialect:
         return settings.notify
 
     def announce(self, connection: Connection, origin: str) -> None:
-        """Have the transaction's commit notify who listens."""
-        connection.exec_driver_sql(NOTIFY, {"origin": origin})
+        """Notify who listens, by a transaction of one statement."""
+        connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(NOTIFY, {"origin": origin})
 
     def find_room_faults(self, settings: DatabaseSettings) -> Iterable[Finding]:  # noqa: ARG002 - see below
         """Yield nothing: the disk is the server's."""
@@ -247,7 +247,7 @@ def _refuse_after_the_end(engine: Engine) -> None:
         status = cursor.connection.info.transaction_status
         if status == TransactionStatus.INERROR and not statement.startswith("ROLLBACK TO"):
             raise TransactionEndedError(_OVER)
-        if connection.in_transaction():
+        if connection.in_transaction() and not cursor.connection.autocommit:
             if status == TransactionStatus.IDLE and connection.info.get(_BEGUN):  # the driver would begin another one
                 raise TransactionEndedError(_OVER)
             connection.info[_BEGUN] = True
