@@ -35,10 +35,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test of a database on every engine; one of a file's own troubles on the engine that has files."""
+    """Run a test of a database on every engine; one about files, or about a server, on the engine that has them."""
     if "engine_name" in metafunc.fixturenames:
-        is_about_files = "integration" in metafunc.definition.path.parts
-        metafunc.parametrize("engine_name", ["sqlite"] if is_about_files else ENGINES)
+        folder = metafunc.definition.path.parent.name
+        metafunc.parametrize(
+            "engine_name", {"integration": ["sqlite"], "postgresql": ["postgresql"]}.get(folder, ENGINES)
+        )
 
 
 @pytest.fixture(autouse=True)
