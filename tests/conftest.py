@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from full_queue import fill
-from postgresql_server import Server, find_server
+from postgresql_server import Server, UpgradedDatabases, find_server
 from tinycortex import Cortex, Database, QueueDelegates, Settings, schema
 from tinycortex.cli import main
 from tinycortex.config import DatabaseSettings
@@ -91,21 +91,25 @@ def postgresql_server() -> Server:
 
 
 @pytest.fixture(scope="session")
-def postgresql_template(postgresql_server: Server) -> Iterator[str]:
-    """The name of a PostgreSQL database at the newest revision; upgraded once, copied for every test."""
-    with postgresql_server.database() as name:
-        schema.upgrade(postgresql_server.url_of(name))
-        yield name
+def postgresql_databases(postgresql_server: Server) -> Iterator[UpgradedDatabases]:
+    """PostgreSQL databases at the newest revision; the first one is upgraded, the others are copies."""
+    with postgresql_server.database() as template:
+        schema.upgrade(postgresql_server.url_of(template))
+        databases = UpgradedDatabases(postgresql_server, template)
+        yield databases
+        databases.close()
 
 
 @pytest.fixture
 def make_postgresql(postgresql_server: Server, request: pytest.FixtureRequest) -> Iterator[MakeDatabase]:
-    """Make databases on the server; they are dropped at the end."""
+    """Make databases on the server."""
     with ExitStack() as made:
 
         def make(upgraded: bool) -> str:
-            template = request.getfixturevalue("postgresql_template") if upgraded else "template1"
-            return postgresql_server.url_of(made.enter_context(postgresql_server.database(template)))
+            if upgraded:
+                databases: UpgradedDatabases = request.getfixturevalue("postgresql_databases")
+                return postgresql_server.url_of(made.enter_context(databases.lend()))
+            return postgresql_server.url_of(made.enter_context(postgresql_server.database()))
 
         yield make
 

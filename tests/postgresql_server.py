@@ -5,11 +5,12 @@ import tempfile
 import uuid
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psycopg
 from filelock import FileLock
+from psycopg.rows import TupleRow
 from sqlalchemy import make_url
 
 # Nothing that a test writes has to outlive the machine's power.
@@ -46,10 +47,70 @@ class Server:
         finally:
             self._run(f"DROP DATABASE {name} WITH (FORCE)")
 
+    def connect(self, name: str | None = None) -> psycopg.Connection[TupleRow]:
+        """Connect to one of its databases, or to the one that an administrator connects to."""
+        url = self._url.set(drivername="postgresql", database=name or self._url.database)
+        return psycopg.connect(url.render_as_string(hide_password=False), autocommit=True)
+
     def _run(self, statement: str) -> None:
-        url = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
-        with psycopg.connect(url, autocommit=True) as connection:
+        with self.connect() as connection:
             connection.execute(statement.encode())
+
+
+class UpgradedDatabases:
+    """Databases at the newest revision without any row, which tests use one after another.
+
+    To make and drop one takes longer than most tests do. One whose schema a test has changed is not used again.
+
+    Args:
+        server: where they are.
+        template: the name of a database to copy.
+    """
+
+    def __init__(self, server: Server, template: str) -> None:
+        self._server = server
+        self._template = template
+        self._free: list[str] = []
+        self._made = ExitStack()
+        with server.connect(template) as connection:
+            self._schema = connection.execute(_SCHEMA).fetchone()
+
+    @contextmanager
+    def lend(self) -> Iterator[str]:
+        """Lend a database during the block, and yield its name."""
+        name = self._free.pop() if self._free else self._made.enter_context(self._server.database(self._template))
+        yield name
+        with self._server.connect(name) as connection:
+            connection.execute(_DISCONNECT_OTHERS)
+            if connection.execute(_SCHEMA).fetchone() == self._schema:
+                connection.execute(_EMPTY)
+                self._free.append(name)
+
+    def close(self) -> None:
+        """Drop them all."""
+        self._made.close()
+
+
+_SCHEMA = """
+SELECT array_agg(concat_ws(' ', relname, relkind, columns) ORDER BY relname)
+FROM pg_class CROSS JOIN LATERAL (
+    SELECT coalesce(string_agg(concat_ws(' ', attname, atttypid, attnotnull), ',' ORDER BY attnum), '') AS columns
+    FROM pg_attribute WHERE attrelid = pg_class.oid AND NOT attisdropped
+) AS described
+WHERE relnamespace = 'public'::regnamespace
+"""
+
+_DISCONNECT_OTHERS = """
+SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+
+_EMPTY = """
+DO $$ BEGIN
+    EXECUTE (SELECT 'TRUNCATE ' || string_agg(format('%I', tablename), ', ') FROM pg_tables
+             WHERE schemaname = 'public' AND tablename <> 'tinycortex_alembic_version');
+END $$
+"""
 
 
 def find_server() -> Server:

@@ -1,7 +1,7 @@
 """What ends together is settled together, and each job gets its own result all the same."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 from pydantic import BaseModel
@@ -77,20 +77,25 @@ def test_one_bad_result_takes_no_neighbour_down(cortex: Cortex, bad: Callable[[]
     assert (jobs[3].attempts, jobs[3].last_error is None) == (1, False)
 
 
+def _values(parameters: Mapping[str, object] | Sequence[object]) -> set[object]:
+    """Return a statement's values, whichever way its driver takes them."""
+    return set(parameters.values() if isinstance(parameters, Mapping) else parameters)
+
+
 def test_what_ends_together_is_settled_together(cortex: Cortex) -> None:
     """Eight jobs cost no eight statements."""
-    statements: list[tuple[str, tuple[object, ...]]] = []
+    statements: list[tuple[str, set[object]]] = []
     event.listen(
         cortex.database.engine,
         "before_cursor_execute",
-        lambda _c, _cursor, statement, parameters, *_r: statements.append((statement, tuple(parameters))),
+        lambda _c, _cursor, statement, parameters, *_r: statements.append((statement, _values(parameters))),
     )
     ids = set(run_together(cortex, Done))
     assert {cortex.get_job(job_id).status for job_id in ids} == {JobStatus.DONE}
     settled = [
         statement
-        for statement, parameters in statements
-        if "SET status = 'done'" in statement and not ids.isdisjoint(parameters)
+        for statement, values in statements
+        if "SET status = 'done'" in statement and not ids.isdisjoint(values)
     ]
     assert 1 <= len(settled) < TOGETHER
 

@@ -1,9 +1,5 @@
 """Leases that are over, workers that are gone, shutdowns, retired rows (contract §4.8)."""
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,22 +14,6 @@ OpenCortex = Callable[..., Cortex]
 
 class NoPayload(BaseModel):
     """What a job that needs nothing carries."""
-
-
-CLAIM_AND_WAIT = """
-import sys, time
-from pydantic import BaseModel
-from tinycortex import Cortex
-
-cortex = Cortex.open(sys.argv[1])
-
-@cortex.handler("hang", payload=type("Hang", (BaseModel,), {}))
-def hang(ctx, payload):
-    print("claimed", flush=True)
-    time.sleep(600)
-
-cortex.run_once()
-"""
 
 
 def test_an_expired_lease_frees_its_row(cortex: Cortex) -> None:
@@ -125,25 +105,6 @@ def test_a_living_worker_keeps_its_rows(cortex: Cortex, open_cortex: OpenCortex)
     insert_rows(cortex.database, JobRowFactory.build(kind="note", payload_json="{}"))
     assert cortex.run_once()
     assert seen == [0]
-
-
-def test_a_killed_workers_rows_are_freed_at_once(cortex: Cortex, database_url: str) -> None:
-    """With its process gone, a row does not wait for its lease; the attempt stays burnt."""
-    insert_rows(cortex.database, JobRowFactory.build(id="j", kind="hang", payload_json="{}", available_at_ms=0))
-    worker = subprocess.Popen(
-        [sys.executable, "-c", CLAIM_AND_WAIT, database_url], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
-    )
-    try:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "claimed\n"
-        assert cortex.recover_stale_locks() == 0
-        worker.send_signal(signal.SIGKILL)
-    finally:
-        worker.kill()
-        worker.communicate()
-    assert cortex.recover_stale_locks() == 1
-    job = cortex.get_job("j")
-    assert (job.status, job.attempts, job.locked_by) == (JobStatus.READY, 1, None)
 
 
 def test_release_gives_back_ones_own_rows_only(cortex: Cortex) -> None:

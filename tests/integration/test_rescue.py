@@ -1,6 +1,9 @@
 """Workers that die at work: what they held is run by others, as often as its budget allows and no more."""
 
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +12,7 @@ from pydantic import BaseModel
 from background import outcome, program, until, working
 from tinycortex import Cortex, JobStatus, NewJob, Settings
 from tinycortex.config import SchedulerSettings, WorkerSettings
+from tinycortex.testing import JobRowFactory, insert_rows
 
 OpenCortex = Callable[..., Cortex]
 
@@ -39,6 +43,22 @@ with Cortex.open(sys.argv[1]) as cortex:
 
     cortex.bootstrap()
     cortex.drain_until_idle()
+"""
+
+
+CLAIM_AND_WAIT = """
+import sys, time
+from pydantic import BaseModel
+from tinycortex import Cortex
+
+cortex = Cortex.open(sys.argv[1])
+
+@cortex.handler("hang", payload=type("Hang", (BaseModel,), {}))
+def hang(ctx, payload):
+    print("claimed", flush=True)
+    time.sleep(600)
+
+cortex.run_once()
 """
 
 
@@ -118,3 +138,22 @@ def test_a_worker_told_to_stop_ends_the_job_that_it_runs(cortex: Cortex, databas
         (JobStatus.DONE, 1, None),
         (JobStatus.READY, 0, None),
     ]
+
+
+def test_a_killed_workers_rows_are_freed_at_once(cortex: Cortex, database_url: str) -> None:
+    """With its process gone, a row does not wait for its lease; the attempt stays burnt."""
+    insert_rows(cortex.database, JobRowFactory.build(id="j", kind="hang", payload_json="{}", available_at_ms=0))
+    worker = subprocess.Popen(
+        [sys.executable, "-c", CLAIM_AND_WAIT, database_url], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
+    try:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "claimed\n"
+        assert cortex.recover_stale_locks() == 0
+        worker.send_signal(signal.SIGKILL)
+    finally:
+        worker.kill()
+        worker.communicate()
+    assert cortex.recover_stale_locks() == 1
+    job = cortex.get_job("j")
+    assert (job.status, job.attempts, job.locked_by) == (JobStatus.READY, 1, None)

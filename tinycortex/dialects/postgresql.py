@@ -69,6 +69,8 @@ class PostgreSQLDialect:
                 context.is_disconnect = True  # another server may be the one that is written to by now
 
         _refuse_after_the_end(engine)
+        if not settings.notify:
+            _set_for_each_transaction(engine, _variables(settings))
         return engine
 
     def observe(self, settings: DatabaseSettings) -> Observer:
@@ -197,13 +199,30 @@ class Leases:
 
 def connect_options(settings: DatabaseSettings, given: dict[str, Any]) -> dict[str, Any]:
     """Return what the driver is told beside what the URL has given."""
-    session = [f"-c lock_timeout={settings.busy_timeout_ms}"]
-    if settings.schema_name is not None:
-        session.append(f"-c search_path={settings.schema_name}")
     said: dict[str, Any] = {name: value for name, value in _PATIENCE.items() if name not in given}
     if not settings.notify:
-        said["prepare_threshold"] = None  # the next transaction may be in another session, which has not prepared it
-    return said | {"options": " ".join([*session, str(given.get("options", ""))]).strip()}
+        # A pooler takes no options of a session, and what one has prepared is not there in the next transaction.
+        return said | {"prepare_threshold": None}
+    options = [f"-c {name}={value}" for name, value in _variables(settings).items()]
+    return said | {"options": " ".join([*options, str(given.get("options", ""))]).strip()}
+
+
+def _variables(settings: DatabaseSettings) -> dict[str, str]:
+    """Return the variables of the server that the queue's sessions set."""
+    variables = {"lock_timeout": str(settings.busy_timeout_ms)}
+    if settings.schema_name is not None:
+        variables["search_path"] = settings.schema_name
+    return variables
+
+
+def _set_for_each_transaction(engine: Engine, variables: dict[str, str]) -> None:
+    """Set the variables anew in each transaction, since the next one may be in another session."""
+    # One journey to the server, as none of the statements has a parameter.
+    statements = "; ".join(f"SET LOCAL {name} = '{value}'" for name, value in variables.items())
+
+    @event.listens_for(engine, "begin")
+    def _set(connection: Connection) -> None:
+        connection.exec_driver_sql(statements)
 
 
 def _check(settings: DatabaseSettings) -> str:
@@ -247,10 +266,12 @@ def _refuse_after_the_end(engine: Engine) -> None:
         status = cursor.connection.info.transaction_status
         if status == TransactionStatus.INERROR and not statement.startswith("ROLLBACK TO"):
             raise TransactionEndedError(_OVER)
-        if connection.in_transaction() and not cursor.connection.autocommit:
-            if status == TransactionStatus.IDLE and connection.info.get(_BEGUN):  # the driver would begin another one
-                raise TransactionEndedError(_OVER)
-            connection.info[_BEGUN] = True
+        if status == TransactionStatus.IDLE and connection.info.get(_BEGUN):  # the driver would begin another one
+            raise TransactionEndedError(_OVER)
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def _note_begun(connection: Connection, cursor: psycopg.Cursor, *_rest: object) -> None:
+        connection.info[_BEGUN] = connection.in_transaction() and not cursor.connection.autocommit
 
     @event.listens_for(engine, "commit")
     def _look_once_more(connection: Connection) -> None:
