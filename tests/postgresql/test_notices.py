@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from sqlalchemy import make_url, text
 
 from background import until, working
-from tinycortex import Cortex, JobStatus, NewJob, Settings, schema
+from tinycortex import Cortex, Database, JobStatus, NewJob, Settings, schema
 from tinycortex.config import DatabaseSettings, WorkerSettings
 from tinycortex.dialects import postgresql_watch
 from tinycortex.dialects.postgresql_watch import NotificationWatch
@@ -245,3 +245,17 @@ def test_without_notices_nothing_is_prepared(open_cortex: OpenCortex, database_u
             connection.execute(text("SELECT 1"))
         prepared = connection.execute(text("SELECT count(*) FROM pg_prepared_statements")).scalar_one()
     assert (prepared > 0) == notify
+
+
+def test_without_notices_a_session_holds_nothing(empty_database_url: str) -> None:
+    """What a session is told at its start a pooler refuses, and what it is told later stays behind in it."""
+    database = Database(DatabaseSettings(url=empty_database_url, schema_name="elsewhere", notify=False))
+    for block in (database.transaction, database.reading):
+        with block() as session:
+            driver: Any = session.connection().connection.dbapi_connection
+            assert driver.info.options == ""
+            wanted = [("lock_timeout", "15s"), ("search_path", "elsewhere")]
+            assert [(name, session.execute(text(f"SHOW {name}")).scalar_one()) for name, _value in wanted] == wanted
+    with driver.cursor() as cursor:
+        assert cursor.execute("SHOW lock_timeout").fetchone() == ("0",)
+    database.dispose()
