@@ -37,6 +37,7 @@ class Name(StrEnum):
     CLAIM_BACKLOG = "claim_backlog"
     THROUGHPUT = "throughput"
     LATENCY = "latency"
+    POSTGRESQL = "postgresql"
     PEERS = "peers"
     MEMORY = "memory"
     STARTUP = "startup"
@@ -48,6 +49,7 @@ BENCHMARKS: dict[Name, Callable[[Plan], Iterator[Row]]] = {
     Name.CLAIM_BACKLOG: claim_backlog.run,
     Name.THROUGHPUT: throughput.run,
     Name.LATENCY: latency_rows.run,
+    Name.POSTGRESQL: latency_rows.run_on_postgresql,
     Name.PEERS: peers.run,
     Name.MEMORY: memory.run,
     Name.STARTUP: startup.run,

@@ -41,6 +41,9 @@ SAME_PROCESS_MS = Target.at_most(5, goal=1)
 OTHER_PROCESS_MS = Target.at_most(60, goal=20)
 """The same, on an idle worker of another process (ms)."""
 
+ON_A_SERVER_MS = Target.at_most(8, goal=4)
+"""From an enqueue of the same or of another process to its handler's start, where commits are announced (ms)."""
+
 MEMORY = Target.at_most(1.1, goal=1)
 """A worker's resident memory after many jobs ÷ after few."""
 

@@ -80,7 +80,7 @@ class Cortex(Observable):
             self.clock,
             find_spec=self.registry.find_spec,
             retry_jitter=settings.queue.retry_jitter,
-            on_enqueued=self._wakeup.notify,
+            on_ready=self._wakeup.notify,
             emitter=self.emitter,
         )
         self.llm_gate = LlmGate(settings.queue.llm_permits)

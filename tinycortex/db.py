@@ -1,6 +1,7 @@
 """The database: its engine, and the transaction as the unit of work. The only place that commits."""
 
 import os
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import Context, ContextVar
@@ -64,6 +65,7 @@ class Database:
         """How a search locks what it finds; see :class:`Dialect`."""
         self._reader = self._dialect.reader(self.engine)
         self._quick = self.engine if settings.durability == "strict" else self._dialect.quick(self.engine, settings)
+        self._name = uuid.uuid4().hex
         self._process = os.getpid()
         self._inherited: list[Pool] = []
         self._met: WeakKeyDictionary[StorageError, Connection] = WeakKeyDictionary()
@@ -199,11 +201,26 @@ class Database:
 
     def watch(self) -> Watch:
         """Return what tells of commits of other processes; the caller closes it."""
-        return self._dialect.watch(self._settings)
+        return self._dialect.watch(self._settings, self._origin)
 
-    def announce(self, session: Session) -> None:
-        """Have the commit of the session's transaction seen by the watches of other processes."""
-        self._dialect.announce(session.connection(), self._settings)
+    @cached_property
+    def must_announce(self) -> bool:
+        """Whether other processes see only those commits of this one that it announces."""
+        return self._dialect.must_announce(self._settings)
+
+    def announce(self) -> None:
+        """Have the watches of other processes see that something was committed.
+
+        Raises:
+            StorageError: they may not.
+        """
+        self._leave_inherited()
+        with self.engine.connect() as connection:
+            self._dialect.announce(connection, self._origin)
+
+    @property
+    def _origin(self) -> str:
+        return f"{self._name}-{os.getpid()}"
 
     def list_preliminaries(self) -> list[str]:
         """Return the statements that come first in a transaction of migrations."""

@@ -33,10 +33,23 @@ class Presence(Protocol):
 
 
 class Watch(Protocol):
-    """Tells whether anybody has committed to a database. Used by one thread."""
+    """Waits for the commits of others to a database. Used by one thread, but for ``is_live`` and :meth:`interrupt`."""
 
-    def has_changed(self) -> bool:
-        """Tell whether there was a commit since the last look, or may have been; never raises for storage."""
+    @property
+    def is_live(self) -> bool:
+        """Whether it would be told; if not, workers look for themselves."""
+        ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until there is a commit since the last call, or may be one; never raises for storage.
+
+        Returns:
+            False when the time was over, or the waiting interrupted, and nothing was seen.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """Have the waiting end; the next one, if there is none now."""
         ...
 
     def close(self) -> None:
@@ -128,12 +141,21 @@ class Dialect(Protocol):
         """Return a line for each fault of the stored data, as the engine itself tells them; empty when sound."""
         ...
 
-    def watch(self, settings: DatabaseSettings) -> Watch:
-        """Return a watch on the database; the cost of a look is a few microseconds."""
+    def watch(self, settings: DatabaseSettings, origin: str) -> Watch:
+        """Return a watch on the database, which costs an idle worker next to nothing.
+
+        Args:
+            settings: where the database is and how to open it.
+            origin: who watches; what the same one has announced need not be seen.
+        """
         ...
 
-    def announce(self, connection: Connection, settings: DatabaseSettings) -> None:
-        """Have the commit of the connection's transaction seen by the watches of other processes."""
+    def must_announce(self, settings: DatabaseSettings) -> bool:
+        """Tell whether watches see only the commits that are announced."""
+        ...
+
+    def announce(self, connection: Connection, origin: str) -> None:
+        """Have the watches of others than ``origin`` return, by a commit of the connection that is made here."""
         ...
 
     def find_room_faults(self, settings: DatabaseSettings) -> Iterable[Finding]:

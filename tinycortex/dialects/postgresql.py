@@ -15,7 +15,7 @@ from tinycortex.config import DatabaseSettings
 from tinycortex.dialects.base import Observer
 from tinycortex.dialects.postgresql_clock import ServerClock
 from tinycortex.dialects.postgresql_faults import READ_ONLY, UNDONE_FOR_OTHERS, sqlstate_of, storage_error_of
-from tinycortex.dialects.postgresql_watch import CHANNEL, NotificationWatch, NoWatch
+from tinycortex.dialects.postgresql_watch import NOTIFY, NotificationWatch, NoWatch
 from tinycortex.domain.findings import Finding
 from tinycortex.errors import ConfigurationError, StorageError, TransactionEndedError
 
@@ -76,6 +76,8 @@ class PostgreSQLDialect:
                 context.is_disconnect = True  # another server may be the one that is written to by now
 
         _refuse_after_the_end(engine)
+        if not settings.notify:
+            _set_for_each_transaction(engine, _variables(settings))
         return engine
 
     def observe(self, settings: DatabaseSettings) -> Observer:
@@ -141,19 +143,22 @@ class PostgreSQLDialect:
         """Return nothing: the server checks its pages as it reads them, and amcheck is its administrator's."""
         return []
 
-    def watch(self, settings: DatabaseSettings) -> NotificationWatch | NoWatch:
+    def watch(self, settings: DatabaseSettings, origin: str) -> NotificationWatch | NoWatch:
         """Return a watch by LISTEN; one that sees nothing where ``notify`` is off."""
         if not settings.notify:
             return NoWatch()
         url = make_url(settings.url)
-        options: dict[str, Any] = url.translate_connect_args(username="user", database="dbname")
-        options |= dict(url.query)
-        return NotificationWatch(options | connect_options(settings, options))
+        given: dict[str, Any] = url.translate_connect_args(username="user", database="dbname") | dict(url.query)
+        options = given | connect_options(settings, given)
+        return NotificationWatch(lambda: psycopg.connect(**options, autocommit=True), origin)
 
-    def announce(self, connection: Connection, settings: DatabaseSettings) -> None:
-        """Have the transaction's commit notify who listens; nobody where ``notify`` is off."""
-        if settings.notify:
-            connection.exec_driver_sql(f"SELECT pg_notify('{CHANNEL}', '')")
+    def must_announce(self, settings: DatabaseSettings) -> bool:
+        """Tell whether ``notify`` is on."""
+        return settings.notify
+
+    def announce(self, connection: Connection, origin: str) -> None:
+        """Notify who listens, by a transaction of one statement."""
+        connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(NOTIFY, {"origin": origin})
 
     def find_room_faults(self, settings: DatabaseSettings) -> Iterable[Finding]:  # noqa: ARG002 - see below
         """Yield nothing: the disk is the server's."""
@@ -204,12 +209,31 @@ class Leases:
 
 
 def connect_options(settings: DatabaseSettings, given: dict[str, Any]) -> dict[str, Any]:
-    """Return what libpq is told beside what the URL has given."""
-    session = [f"-c lock_timeout={settings.busy_timeout_ms}"]
+    """Return what the driver is told beside what the URL has given."""
+    said: dict[str, Any] = {name: value for name, value in _PATIENCE.items() if name not in given}
+    if not settings.notify:
+        # A pooler takes no options of a session, and what one has prepared is not there in the next transaction.
+        return said | {"prepare_threshold": None}
+    options = [f"-c {name}={value}" for name, value in _variables(settings).items()]
+    return said | {"options": " ".join([*options, str(given.get("options", ""))]).strip()}
+
+
+def _variables(settings: DatabaseSettings) -> dict[str, str]:
+    """Return the variables of the server that the queue's sessions set."""
+    variables = {"lock_timeout": str(settings.busy_timeout_ms)}
     if settings.schema_name is not None:
-        session.append(f"-c search_path={settings.schema_name}")
-    unsaid = {name: value for name, value in _PATIENCE.items() if name not in given}
-    return unsaid | {"options": " ".join([*session, str(given.get("options", ""))]).strip()}
+        variables["search_path"] = settings.schema_name
+    return variables
+
+
+def _set_for_each_transaction(engine: Engine, variables: dict[str, str]) -> None:
+    """Set the variables anew in each transaction, since the next one may be in another session."""
+    # One journey to the server, as none of the statements has a parameter.
+    statements = "; ".join(f"SET LOCAL {name} = '{value}'" for name, value in variables.items())
+
+    @event.listens_for(engine, "begin")
+    def _set(connection: Connection) -> None:
+        connection.exec_driver_sql(statements)
 
 
 def _check(settings: DatabaseSettings) -> str:
@@ -257,8 +281,8 @@ def _refuse_after_the_end(engine: Engine) -> None:
             raise TransactionEndedError(_OVER)
 
     @event.listens_for(engine, "after_cursor_execute")
-    def _note_begun(connection: Connection, *_rest: object) -> None:
-        connection.info[_BEGUN] = connection.in_transaction()
+    def _note_begun(connection: Connection, cursor: psycopg.Cursor, *_rest: object) -> None:
+        connection.info[_BEGUN] = connection.in_transaction() and not cursor.connection.autocommit
 
     @event.listens_for(engine, "commit")
     def _look_once_more(connection: Connection) -> None:

@@ -164,12 +164,16 @@ class SQLiteDialect:
         lines = connection.exec_driver_sql("PRAGMA integrity_check").scalars()
         return [line for line in lines if line != "ok"]
 
-    def watch(self, settings: DatabaseSettings) -> FileWatch:
+    def watch(self, settings: DatabaseSettings, origin: str) -> FileWatch:  # noqa: ARG002 - a file does not tell whose
         """Return a watch by ``PRAGMA data_version``, which changes when another connection commits."""
         return FileWatch(database_path(settings.url).absolute())
 
-    def announce(self, connection: Connection, settings: DatabaseSettings) -> None:
-        """Do nothing: every commit shows in the file."""
+    def must_announce(self, settings: DatabaseSettings) -> bool:  # noqa: ARG002 - see below
+        """Return False: every commit shows in the file."""
+        return False
+
+    def announce(self, connection: Connection, origin: str) -> None:
+        """Do nothing."""
 
     def find_room_faults(self, settings: DatabaseSettings) -> Iterator[Finding]:
         """Yield what is wrong with the free disk beside the file, and with its write-ahead log."""

@@ -1,8 +1,11 @@
 """Noticing that a SQLite file was written to, or is another file by now."""
 
 import sqlite3
+import time
 from contextlib import suppress
 from pathlib import Path
+
+_LOOK_EVERY_S = 0.05
 
 _LOOKS_PER_IDENTITY = 16
 """A file is seldom replaced, and to ask for its identity costs as much as a look."""
@@ -20,15 +23,33 @@ def file_identity(path: Path) -> tuple[int, int] | None:
 class FileWatch:
     """Looks at a file's version through a connection of its own, which may only read."""
 
+    is_live = True
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._connection: sqlite3.Connection | None = None
         self._version: int | None = None
         self._identity: object = None
         self._looks = 0
+        self._is_interrupted = False
 
-    def has_changed(self) -> bool:
-        """Tell whether another connection has committed, or the file is another one, since the last look."""
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until another connection has committed, or the file is another one, since the last look."""
+        give_up = time.monotonic() + timeout_s
+        while not self._is_interrupted:
+            time.sleep(_LOOK_EVERY_S)  # at half the cost of a wait that could be cut short
+            if self._has_changed():
+                return True
+            if time.monotonic() >= give_up:
+                break
+        self._is_interrupted = False
+        return False
+
+    def interrupt(self) -> None:
+        """Have the waiting end, at the next look."""
+        self._is_interrupted = True
+
+    def _has_changed(self) -> bool:
         self._looks += 1
         if self._looks % _LOOKS_PER_IDENTITY == 1:
             self._follow_the_file()

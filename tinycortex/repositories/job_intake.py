@@ -39,7 +39,7 @@ class JobIntake(JobReader):
         clock: the source of "now"; the database's when left out.
         find_spec: what is special about a kind; the built-in kinds when left out.
         retry_jitter: share of a retry delay that is added on top of it at random.
-        on_enqueued: called after the commit of new rows, in the thread that committed them.
+        on_ready: called after a commit that leaves work for whoever is idle, in the thread that committed it.
         emitter: told of what has been committed; one that nobody hears when left out.
     """
 
@@ -50,18 +50,22 @@ class JobIntake(JobReader):
         *,
         find_spec: Callable[[str], KindSpec | None] = BUILTIN_KINDS.get,
         retry_jitter: float = policy.RETRY_JITTER,
-        on_enqueued: Callable[[], object] | None = None,
+        on_ready: Callable[[], object] | None = None,
         emitter: Emitter | None = None,
     ) -> None:
         super().__init__(database)
         self._clock = clock or database.clock
         self._find_spec = find_spec
         self._retry_jitter = retry_jitter
-        self._on_enqueued = on_enqueued
+        self._on_ready = on_ready
         self.emitter = emitter or Emitter()
 
     def _tell(self, tx: Session, event: Event) -> None:
         self._database.on_commit(tx, partial(self.emitter.emit, event))
+
+    def _wake(self, tx: Session) -> None:
+        if self._on_ready is not None:
+            self._database.on_commit(tx, self._on_ready)
 
     # Enqueue
 
@@ -102,9 +106,10 @@ class JobIntake(JobReader):
         """Insert many jobs in one transaction: all of them, or none when one cannot be written.
 
         Where several can write at a time, rows are written in the order of their keys, so that two callers
-        with overlapping keys wait for each other instead of locking each other out. Where the database has one
+        with overlapping keys wait for each other instead of locking each other out; where a transaction of our own
+        was undone all the same, to let somebody else's go on, it is made again. Where the database has one
         writer they are written as given: rows that are claimed one after another then lie side by side, which
-        makes their claims and settlements several times as cheap. Where a transaction of our own was undone all the same, to let somebody else's go on, it is made again.
+        makes their claims and settlements several times as cheap.
 
         Returns:
             For each job, in the order given, the new row's id or None when an active twin (an earlier job
@@ -147,7 +152,7 @@ class JobIntake(JobReader):
 
     def _announce(self, new: list[tuple[str, str]], session: Session | None = None) -> None:
         """Tell of new rows once ``session`` has committed them; at once when a transaction of our own just has."""
-        calls = [] if self._on_enqueued is None else [self._on_enqueued]
+        calls = [self._on_ready] if new and self._on_ready is not None else []
         if new and self.emitter.is_heard:
             calls.append(partial(self.emitter.emit, _event_of(new)))
         for call in calls:
@@ -174,7 +179,7 @@ class JobIntake(JobReader):
 
     def _insert(self, tx: Session, rows: Sequence[tuple[Any, ...]]) -> set[str]:
         values = zip(job_sql.insert_parameters(len(rows)), chain.from_iterable(rows), strict=True)
-        return self._told_apart(tx, execute(tx, job_sql.enqueue_ignoring(len(rows)), dict(values)))
+        return {job_id for (job_id,) in execute(tx, job_sql.enqueue_ignoring(len(rows)), dict(values))}
 
     def _insert_replacing(self, tx: Session, job: NewJob, row: tuple[Any, ...]) -> set[str]:
         spec = self._find_spec(job.kind)
@@ -186,13 +191,7 @@ class JobIntake(JobReader):
             "replace_rerun": int(outranks or spec is None or spec.outranks is None),
         }
         values = dict(zip(job_sql.INSERT_FIELDS, row, strict=True)) | choices
-        return self._told_apart(tx, execute(tx, job_sql.ENQUEUE_REPLACING, values))
-
-    def _told_apart(self, tx: Session, written: Iterable[Any]) -> set[str]:
-        ids = {job_id for (job_id,) in written}
-        if ids:
-            self._database.announce(tx)
-        return ids
+        return {job_id for (job_id,) in execute(tx, job_sql.ENQUEUE_REPLACING, values)}
 
     def _outranks(self, kind: str, payload_json: str) -> bool:
         spec = self._find_spec(kind)

@@ -228,7 +228,9 @@ class JobLife(JobIntake):
 
     def release(self, job: Job, *, session: Session | None = None) -> bool:
         """Give one claim back unused, its attempt too (contract §4.8)."""
-        return self._settle(job_sql.RELEASE, job, session)
+        with self._database.within(session) as tx:
+            self._wake(tx)
+            return self._settle(job_sql.RELEASE, job, tx)
 
     def _settle(self, statement: TextClause, job: Job, session: Session | None, **values: Any) -> bool:
         values |= {"now_ms": self._clock.now_ms(), **_claim(job)}
@@ -272,8 +274,10 @@ class JobLife(JobIntake):
         with self.emitter.tracer.sending([row.kind]) as trace_context:
             rerun = (job_id, row.kind, request, row.dedupe_key, budget, now_ms, now_ms, trace_context)
             inserted = self._insert(tx, [rerun])
-        if inserted and self.emitter.is_heard:
-            self._tell(tx, JobsEnqueued(ids=(job_id,), kinds=(row.kind,)))
+        if inserted:
+            self._wake(tx)
+            if self.emitter.is_heard:
+                self._tell(tx, JobsEnqueued(ids=(job_id,), kinds=(row.kind,)))
 
     def _is_higher(self, kind: str, payload_json: str) -> bool:
         try:

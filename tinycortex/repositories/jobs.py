@@ -107,6 +107,8 @@ class JobRepository(JobLife):
     def _freed(self, tx: Session, rows: Sequence[Row[Any]]) -> int:
         for row in rows:
             self._pass_on_request(tx, row)
+        if any(row.status == JobStatus.READY for row in rows):
+            self._wake(tx)
         return len(rows)
 
     # Requeue
@@ -155,7 +157,7 @@ class JobRepository(JobLife):
                     if not left:
                         raise
             if requeued.revived:
-                self._database.announce(tx)
+                self._wake(tx)
             return requeued
 
     # Purge

@@ -224,7 +224,8 @@ class _Run:
         due_at_ms = await self._step.turns.find_next_due(self._kinds)
         left_s = math.inf if due_at_ms is None else (due_at_ms - self._worker.clock.now_ms()) / 1000
         with self._worker.wakeup.idle():
-            pause_s = max(self._idle_s, _QUIET_S) if self._quiet else self._idle_s
+            trusts = self._quiet and self._worker.wakeup.is_live
+            pause_s = max(self._idle_s, _QUIET_S) if trusts else self._idle_s
             woken = await self._wait(min(max(left_s, 0.001), pause_s))
         # A claim that finds nothing takes the write lock for it; while nothing happens, looking is enough.
         self._quiet = not woken and left_s > self._idle_s and not self._step.turns.is_keeping

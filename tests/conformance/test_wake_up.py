@@ -1,14 +1,20 @@
 """An idle worker starts what comes, and what comes due, though its own next look is ten minutes away."""
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from pydantic import BaseModel
 
-from background import outcome, program, until, working
-from tinycortex import Cortex, JobStatus, NewJob, Settings
+from background import BOUND_S, outcome, program, until, working
+from tinycortex import Cortex, Database, JobStatus, NewJob, Settings
 from tinycortex.config import WorkerSettings
 from tinycortex.domain.clock import SystemClock
+from tinycortex.domain.policy import DEFAULT_LOCK_DURATION_MS
+from tinycortex.testing import JobRowFactory, ManualClock, insert_rows
+from tinycortex.worker import wakeup
 
 OpenCortex = Callable[..., Cortex]
 
@@ -66,7 +72,7 @@ def test_an_enqueue_of_this_process_wakes_an_idle_worker(idler: Cortex, way: str
 
 
 def test_an_enqueue_of_another_process_wakes_an_idle_worker(idler: Cortex, database_url: str) -> None:
-    """Nobody tells it but the file itself."""
+    """Nobody tells it but the database."""
     with working(idler):
         until_idle(idler)
         with program(ENQUEUES, database_url) as producer:
@@ -116,3 +122,57 @@ def test_a_wake_up_comes_after_the_commit_or_not_at_all(idler: Cortex) -> None:
         assert woken == [1]
         idler.enqueue(NewJob.of("note", Note()))
         assert woken == [1, 2]
+
+
+@pytest.mark.parametrize("way", ["requeue", "release", "release of all", "recovery"])
+def test_a_job_that_is_ready_again_wakes_a_worker(cortex: Cortex, clock: ManualClock, way: str) -> None:
+    """It is new to everybody but its last holder, who may be gone."""
+    insert_rows(cortex.database, JobRowFactory.build(id="failed", failed_transient=True), JobRowFactory.build(id="new"))
+    claimed = cortex.jobs.claim_next(worker_id="somebody")
+    assert claimed is not None
+    clock.advance(DEFAULT_LOCK_DURATION_MS + 1)
+    ways: dict[str, Callable[[], object]] = {
+        "requeue": lambda: cortex.jobs.requeue_job("failed"),
+        "release": lambda: cortex.jobs.release(claimed),
+        "release of all": lambda: cortex.jobs.release_running_locks("somebody"),
+        "recovery": cortex.jobs.recover_stale_locks,
+    }
+    woken: list[int] = []
+    with cortex._wakeup.listen(lambda: woken.append(len(cortex.jobs.list_jobs(status=JobStatus.READY)))):
+        ways[way]()
+    assert woken == [1]
+
+
+def test_a_busy_worker_is_told_too(open_cortex: OpenCortex, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have looked just before; and what it is told must not pile up before it."""
+    monkeypatch.setattr(wakeup, "_LOOK_BUSY_S", 0.01)
+    cortex, other = open_cortex(), open_cortex()
+    woken = threading.Event()
+    with cortex._wakeup.listen(woken.set):
+        with cortex._wakeup.idle():
+            until(lambda: cortex._wakeup.is_live)
+        for _ in range(3):
+            woken.clear()
+            other.enqueue(NewJob.of("note", Note()))
+            assert woken.wait(BOUND_S)
+
+
+def test_a_watch_can_be_cut_short(database: Database) -> None:
+    """Whether it waits already or is about to."""
+    watch = database.watch()
+
+    def wait() -> bool:
+        return watch.wait(2 * BOUND_S)
+
+    def is_cut_short(waiting: "Future[bool]") -> bool:
+        watch.interrupt()
+        return waiting.done()
+
+    with closing(watch), ThreadPoolExecutor(1) as thread:
+        while thread.submit(watch.wait, 0).result():  # it may have something to tell at first
+            pass
+        watch.interrupt()
+        assert not thread.submit(wait).result(BOUND_S)
+        waiting = thread.submit(wait)
+        until(lambda: is_cut_short(waiting))
+        assert not waiting.result()
