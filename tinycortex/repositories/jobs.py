@@ -89,6 +89,7 @@ class JobRepository(JobLife):
     def _freed(self, tx: Session, rows: Sequence[Row[Any]]) -> int:
         for row in rows:
             self._pass_on_request(tx, row)
+        self._tell_of_permits(tx, (row.kind for row in rows))
         return len(rows)
 
     # Requeue
