@@ -15,6 +15,7 @@ from tinycortex.models import (
     ChunkEmbeddingRow,
     ChunkSkipRow,
     EntityRow,
+    GateRow,
     IngestedSourceRow,
     ScoreRow,
     SummaryEmbeddingRow,
@@ -88,6 +89,7 @@ def fill(database: Database) -> None:
             score=0.5,
             timestamp_ms=1,
         ),
+        GateRow(name="llm", closed_until_ms=LARGEST),
         IngestedSourceRow(source_kind="chat", source_id=TEXT, ingested_at_ms=1),
     )
 

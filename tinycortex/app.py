@@ -82,6 +82,7 @@ class Cortex(Observable):
             retry_jitter=settings.queue.retry_jitter,
             on_ready=self._wakeup.notify,
             emitter=self.emitter,
+            llm_permits=settings.queue.llm_permits_global,
         )
         self.llm_gate = LlmGate(settings.queue.llm_permits)
         self.delegates = delegates or MemoryDelegates(self.database, settings.memory, self.clock)

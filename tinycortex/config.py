@@ -66,6 +66,11 @@ class QueueSettings(_Group):
     llm_permits: Annotated[int, Field(ge=0, le=10_000)] = Field(
         1, description="LLM-bound handlers at a time in one process; 0 is read as 1."
     )
+    llm_permits_global: Annotated[int, Field(ge=0, le=10_000)] | None = Field(
+        None,
+        description="LLM-bound handlers at a time in all processes of one database, which then share cooldowns, too; "
+        "0 is read as 1, and there is no such limit when not set.",
+    )
     retry_jitter: Annotated[float, Field(ge=0, le=1)] = Field(
         0.1, description="Share of the retry delay that is added at random on top of it; 0 for exact times."
     )

@@ -222,6 +222,13 @@ class Database:
     def _origin(self) -> str:
         return f"{self._name}-{os.getpid()}"
 
+    def take_turns(self, session: Session, what: str) -> None:
+        """Have the session's transaction, from here to its end, take turns with others that ask for the same ``what``.
+
+        The next statement sees what those before it have committed.
+        """
+        self._dialect.take_turns(session.connection(), what)
+
     def list_preliminaries(self) -> list[str]:
         """Return the statements that come first in a transaction of migrations."""
         return self._dialect.list_preliminaries(self._settings)

@@ -119,7 +119,8 @@ class JobFailure(TinycortexError):  # noqa: N818 - the specification's name
         failure_class: ``unrecoverable`` ends the job at its first attempt; ``transient`` keeps the retries.
         message: what happened, for people; the code when left out.
         retry_after_s: how long the provider asks to be left alone (s): the job is not tried again before, and no
-            other LLM-bound job of this process begins until then.
+            other LLM-bound job begins until then; none of this process, or of all that share
+            ``queue.llm_permits_global``.
     """
 
     def __init__(

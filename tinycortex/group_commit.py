@@ -23,12 +23,14 @@ class Write(NamedTuple):
         make: writes inside the session of a group or, given None, in a transaction of its own. It may be called
             twice: what a group wrote is undone, and written one by one, when one of them fails.
         alone: it must not share its transaction, as others would wait for what it does there, or go down with it.
+        last: it comes after all others of its group, since others may wait for what it takes hold of.
         context: where ``make`` is called; that of its batch when left out.
         pieces: what to make one by one instead, where the group fails, when ``make`` returns a list of outcomes.
     """
 
     make: Callable[[Session | None], object]
     alone: bool = False
+    last: bool = False
     context: Context | None = None
     pieces: Sequence[Callable[[Session | None], object]] = ()
 
@@ -103,7 +105,9 @@ class GroupCommit(SerialThread):
         for batch in group:
             batch.begin()
         writes = [(write, write.context or batch.context) for batch in group for write in batch.writes]
-        outcomes = _Writing(self._database).write(writes)
+        order = sorted(range(len(writes)), key=lambda place: writes[place][0].last)
+        made = _Writing(self._database).write([writes[place] for place in order])
+        outcomes = [outcome for _place, outcome in sorted(zip(order, made, strict=True), key=lambda pair: pair[0])]
         for batch in group:
             count = len(batch.writes)
             batch.end(outcomes[:count])

@@ -80,6 +80,7 @@ OPERATIONS: dict[str, tuple[Prepare | None, Do]] = {
     "claim none of many to come": (None, lambda cortex, _: cortex.jobs.claim_next(kinds=[NOTE])),
     "claim many": (None, lambda cortex, _: cortex.jobs.claim_many(20)),
     "claim many, few of them LLM-bound": (None, lambda cortex, _: cortex.jobs.claim_many(20, llm_limit=3)),
+    "look at the shared gate": (held, lambda cortex, _: cortex.jobs.shared_gate.look()),
     "settle done": (held, lambda cortex, job: cortex.jobs.mark_done(job)),
     "settle many done": (held_many, lambda cortex, jobs: cortex.jobs.mark_done_many(jobs)),
     "settle failed": (held, lambda cortex, job: cortex.jobs.mark_failed(job, "no")),

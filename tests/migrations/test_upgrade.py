@@ -171,7 +171,7 @@ def test_the_contracts_columns_come_first_and_in_its_order(empty_database_url: s
     ]
 
 
-@pytest.mark.parametrize("table", sorted(Base.metadata.tables))
+@pytest.mark.parametrize("table", sorted(name for name in Base.metadata.tables if name.startswith("mem_tree_")))
 def test_our_own_columns_never_stop_another_programs_insert(empty_database_url: str, table: str) -> None:
     """Contract §1: what stands behind the contract's columns is nullable or has a server default."""
     schema.upgrade(empty_database_url, "0001")

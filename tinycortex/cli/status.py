@@ -5,11 +5,11 @@ from dataclasses import asdict
 import typer
 
 from tinycortex.cli.opening import AsJson, open_cortex
-from tinycortex.cli.output import print_json, print_line, print_table
+from tinycortex.cli.output import instant, print_json, print_line, print_table
 
 
 def status(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Show jobs by status and kind, failures, unhandled kinds, the oldest wait, leases and the backfill."""
+    """Show jobs by status and kind, failures, unhandled kinds, the oldest wait, leases, permits and the backfill."""
     with open_cortex(ctx) as cortex:
         seen = cortex.status()
     if as_json:
@@ -27,4 +27,7 @@ def status(ctx: typer.Context, as_json: AsJson = False) -> None:
     age = "nothing is due" if seen.oldest_ready_age_ms is None else f"{seen.oldest_ready_age_ms} ms"
     print_line(f"oldest due: {age}")
     print_line(f"leases held: {seen.leases_held}, expired: {seen.leases_expired}")
+    if seen.llm_permits_global is not None:
+        closed = "" if seen.llm_closed_until_ms is None else f", closed until {instant(seen.llm_closed_until_ms)}"
+        print_line(f"LLM permits of all workers: {seen.llm_permits_held} of {seen.llm_permits_global} held{closed}")
     print_line(f"backfill in progress: {'yes' if seen.backfill_in_progress else 'no'}")

@@ -158,6 +158,10 @@ class Dialect(Protocol):
         """Have the watches of others than ``origin`` return, by a commit of the connection that is made here."""
         ...
 
+    def take_turns(self, connection: Connection, what: str) -> None:
+        """Wait until no other transaction of this database that asked for the same ``what`` is open."""
+        ...
+
     def find_room_faults(self, settings: DatabaseSettings) -> Iterable[Finding]:
         """Yield what is wrong with the room that the stored data has; asked of the system, not of the database."""
         ...

@@ -160,6 +160,13 @@ class PostgreSQLDialect:
         """Notify who listens, by a transaction of one statement."""
         connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(NOTIFY, {"origin": origin})
 
+    def take_turns(self, connection: Connection, what: str) -> None:
+        """Take a lock that ends with the transaction; it is the table's, by whatever schema it is found."""
+        connection.exec_driver_sql(
+            "SELECT pg_advisory_xact_lock(hashtextextended(%(what)s, 'mem_tree_jobs'::regclass::oid::bigint))",
+            {"what": f"tinycortex {what}"},
+        )
+
     def find_room_faults(self, settings: DatabaseSettings) -> Iterable[Finding]:  # noqa: ARG002 - see below
         """Yield nothing: the disk is the server's."""
         return ()

@@ -175,6 +175,9 @@ class SQLiteDialect:
     def announce(self, connection: Connection, origin: str) -> None:
         """Do nothing."""
 
+    def take_turns(self, connection: Connection, what: str) -> None:
+        """Do nothing: there is one write transaction at a time."""
+
     def find_room_faults(self, settings: DatabaseSettings) -> Iterator[Finding]:
         """Yield what is wrong with the free disk beside the file, and with its write-ahead log."""
         return sqlite_observer.find_room_faults(_file_of(settings))

@@ -53,7 +53,8 @@ class Defer(JobPlan):
         until_ms: earliest instant of the next claim (ms, UTC), put no earlier than 50 ms from now.
         reason: kept in ``last_error``.
         progress: this run got something done, so the seven days that a job may spend deferring begin anew.
-        cooldown: a provider asked to be left alone: no other LLM-bound job of this process begins before ``until_ms``.
+        cooldown: a provider asked to be left alone: no other LLM-bound job begins before ``until_ms``, or within a
+            week, whichever is sooner; none of this process, or of all that share ``queue.llm_permits_global``.
     """
 
     until_ms: int

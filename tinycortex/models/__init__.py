@@ -5,6 +5,7 @@ To map them takes longer than to open a queue, which never needs them: its state
 
 from tinycortex.models.base import Base
 from tinycortex.models.chunks import ChunkRow
+from tinycortex.models.gate import GateRow
 from tinycortex.models.jobs import JobRow
 from tinycortex.models.memory import (
     BufferRow,
@@ -26,6 +27,7 @@ __all__ = [
     "ChunkRow",
     "ChunkSkipRow",
     "EntityRow",
+    "GateRow",
     "IngestedSourceRow",
     "JobRow",
     "ScoreRow",

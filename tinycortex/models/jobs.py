@@ -37,6 +37,7 @@ class JobRow(Base):
     cancel_requested_at_ms: Mapped[int | None] = mapped_column(WholeNumber)
     claimed_at_ms: Mapped[int | None] = mapped_column(WholeNumber)
     trace_context: Mapped[str | None] = mapped_column(Text)
+    llm_bound: Mapped[int | None] = mapped_column(WholeNumber)
 
     __table_args__ = (
         Index("idx_mem_tree_jobs_ready", "status", "available_at_ms"),

@@ -18,6 +18,7 @@ from tinycortex.errors import InvalidInputError
 from tinycortex.repositories import job_sql
 from tinycortex.repositories.execution import execute
 from tinycortex.repositories.job_reader import JobReader
+from tinycortex.repositories.shared_gate import SharedGate
 from tinycortex.telemetry import Emitter, Event, JobsEnqueued
 
 T = TypeVar("T")
@@ -39,8 +40,10 @@ class JobIntake(JobReader):
         clock: the source of "now"; the database's when left out.
         find_spec: what is special about a kind; the built-in kinds when left out.
         retry_jitter: share of a retry delay that is added on top of it at random.
-        on_ready: called after a commit that leaves work for whoever is idle, in the thread that committed it.
+        on_ready: called after a commit that leaves work, or permits that all processes share, for whoever is idle,
+            in the thread that committed it.
         emitter: told of what has been committed; one that nobody hears when left out.
+        llm_permits: LLM-bound rows that all processes may hold at a time; None for no such limit.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class JobIntake(JobReader):
         retry_jitter: float = policy.RETRY_JITTER,
         on_ready: Callable[[], object] | None = None,
         emitter: Emitter | None = None,
+        llm_permits: int | None = None,
     ) -> None:
         super().__init__(database)
         self._clock = clock or database.clock
@@ -59,6 +63,7 @@ class JobIntake(JobReader):
         self._retry_jitter = retry_jitter
         self._on_ready = on_ready
         self.emitter = emitter or Emitter()
+        self.shared_gate = SharedGate(database, self._clock, llm_permits)
 
     def _tell(self, tx: Session, event: Event) -> None:
         self._database.on_commit(tx, partial(self.emitter.emit, event))

@@ -88,7 +88,7 @@ class JobLife(JobIntake):
             lease_ms: length of the leases (ms), for kinds that have none of their own.
             kinds: the kinds to claim; rows of any other kind are not touched.
             llm_limit: the most rows of LLM-bound kinds among them; rows that come after those left out take
-                their places. None for no such limit.
+                their places. None for no such limit. The permits that all processes share limit them, too.
             worker_id: who claims, kept in ``locked_by``.
             session: the caller's transaction.
 
@@ -102,20 +102,25 @@ class JobLife(JobIntake):
         """
         _check_count("limit", limit, least=1)
         check_lease_ms(lease_ms)
-        wanted = tuple(kinds)
         if llm_limit is not None:
             _check_count("llm_limit", llm_limit, least=0)
-            if llm_limit == 0:
-                wanted = tuple(spec for spec in wanted if not spec.llm_bound)
-            if llm_limit >= limit:
-                llm_limit = None
+        wanted = _within_limit(kinds, llm_limit)
         if not wanted:
             return []
-        values = {"now_ms": self._clock.now_ms(), "lease_ms": lease_ms, "worker_id": worker_id, "limit": limit}
-        statement = job_sql.claim(wanted, limit=limit, llm_limit=llm_limit, row_lock=self._database.row_lock)
         began_at = time.perf_counter()
         with self._database.within(session) as tx:
-            jobs = [job_of(row) for row in execute(tx, statement, values | {"llm_limit": llm_limit})]
+            if self.shared_gate.is_shared and any(spec.llm_bound for spec in wanted):
+                free = self.shared_gate.take_turn(tx)
+                llm_limit = free if llm_limit is None else min(free, llm_limit)
+                wanted = _within_limit(wanted, llm_limit)
+                if not wanted:
+                    return []
+            if llm_limit is not None and llm_limit >= limit:
+                llm_limit = None
+            statement = job_sql.claim(wanted, limit=limit, llm_limit=llm_limit, row_lock=self._database.row_lock)
+            values = {"now_ms": self._clock.now_ms(), "lease_ms": lease_ms, "worker_id": worker_id}
+            found = execute(tx, statement, values | {"limit": limit, "llm_limit": llm_limit})
+            jobs = [job_of(row) for row in found]
             if len(jobs) > 1:  # RETURNING has no order of its own
                 ranks = {spec.kind: spec.rank for spec in wanted}
                 jobs.sort(key=lambda job: (ranks[job.kind], job.available_at_ms, job.id))
@@ -176,6 +181,7 @@ class JobLife(JobIntake):
                 with handler_took(took_ms):
                     row = execute(tx, job_sql.FIND_KEPT, {"id": job.id}).first() if claim in requests else None
                     self._conclude(tx, job_sql.MARK_DONE, row, {"now_ms": now_ms}, job)
+            self._tell_of_permits(tx, (job.kind for job in jobs))
         return [(job.id, job.claim_token) in requests for job in jobs]
 
     def mark_failed(self, job: Job, message: str, *, session: Session | None = None) -> bool:
@@ -237,7 +243,22 @@ class JobLife(JobIntake):
         with self._database.within(session) as tx:
             row = execute(tx, statement, values).first()
             self._conclude(tx, statement, row, values, job)
+            self._tell_of_permits(tx, [job.kind])
             return row is not None
+
+    def close_gate(self, job: Job, cooldown_ms: int, *, session: Session) -> None:
+        """Have no LLM-bound row leased for ``cooldown_ms``, where processes share permits and ``job`` holds one."""
+        if self._is_llm_bound(job.kind):
+            self.shared_gate.close_for(cooldown_ms, session)
+
+    def _tell_of_permits(self, tx: Session, kinds: Iterable[str]) -> None:
+        """Have workers look again that wait for permits which rows of ``kinds`` have given back."""
+        if self.shared_gate.is_shared and any(map(self._is_llm_bound, kinds)):
+            self._wake(tx)
+
+    def _is_llm_bound(self, kind: str) -> bool:
+        spec = self._find_spec(kind)
+        return spec is not None and spec.llm_bound
 
     def _conclude(
         self, tx: Session, statement: TextClause, row: Row[Any] | None, values: dict[str, Any], job: Job
@@ -335,6 +356,10 @@ def _claim(job: Job) -> dict[str, Any]:
         "attempts": job.attempts,
         "started_at_ms": job.started_at_ms,
     }
+
+
+def _within_limit(kinds: Iterable[KindSpec], llm_limit: int | None) -> tuple[KindSpec, ...]:
+    return tuple(spec for spec in kinds if llm_limit != 0 or not spec.llm_bound)
 
 
 def _check_count(name: str, value: object, *, least: int) -> None:

@@ -92,21 +92,21 @@ def claim(kinds: Iterable[KindSpec], *, limit: int = 1, llm_limit: int | None = 
         row_lock: how a search locks a row and passes over those that others have locked; empty where nobody can.
     """
     # By kind, since one that was named twice would be probed twice, and take up two places.
-    limited = llm_limit is not None
-    wanted = {spec.kind: (spec.kind, spec.rank, spec.lease_ms, limited and spec.llm_bound) for spec in kinds}
+    wanted = {spec.kind: (spec.kind, spec.rank, spec.lease_ms, spec.llm_bound) for spec in kinds}
     if not row_lock:
-        return _claim(tuple(wanted.values()), ":limit", ":llm_limit", row_lock)
+        return _claim(tuple(wanted.values()), ":limit", None if llm_limit is None else ":llm_limit", row_lock)
     # Figures, by which a server plans, where parameters would have it prepare for many rows.
-    return _claim(tuple(wanted.values()), str(limit), str(llm_limit), row_lock)
+    return _claim(tuple(wanted.values()), str(limit), None if llm_limit is None else str(llm_limit), row_lock)
 
 
 @lru_cache(maxsize=64)
 def _claim(
-    kinds: tuple[tuple[str, int, int | None, bool], ...], limit: str, llm_limit: str, row_lock: str
+    kinds: tuple[tuple[str, int, int | None, bool], ...], limit: str, llm_limit: str | None, row_lock: str
 ) -> TextClause:
     spare = f" + {_SPARE}" if row_lock else ""
     probes: dict[bool, list[str]] = {False: [], True: []}
-    for number, (_kind, rank, _lease_ms, limited) in enumerate(kinds):
+    for number, (_kind, rank, _lease_ms, llm_bound) in enumerate(kinds):
+        limited = llm_bound and llm_limit is not None
         probes[limited].append(
             f"SELECT * FROM (SELECT {rank:d} AS kind_rank, available_at_ms, id FROM mem_tree_jobs "
             f"WHERE status = 'ready' AND kind = :kind_{number} AND available_at_ms <= :now_ms "
@@ -115,21 +115,23 @@ def _claim(
     found = probes[False]
     if row_lock and found:
         found = [_locked(_first(found, f"{limit}{spare}"), limit, row_lock)]
-    if probes[True]:
-        llm_bound = _first(probes[True], f"{llm_limit}{spare}")
-        found = [*found, _locked(llm_bound, llm_limit, row_lock) if row_lock else f"SELECT * FROM ({llm_bound}) AS llm"]
+    if llm_limit is not None and probes[True]:
+        first = _first(probes[True], f"{llm_limit}{spare}")
+        found = [*found, _locked(first, llm_limit, row_lock) if row_lock else f"SELECT * FROM ({first}) AS llm"]
     own_leases = " ".join(
         f"WHEN kind = :kind_{number} THEN {lease_ms:d}"
-        for number, (_kind, _rank, lease_ms, _limited) in enumerate(kinds)
+        for number, (_kind, _rank, lease_ms, _llm_bound) in enumerate(kinds)
         if lease_ms is not None
     )
     lease = f"CASE {own_leases} ELSE :lease_ms END" if own_leases else ":lease_ms"
+    llm_kinds = ", ".join(f":kind_{number}" for number, (*_rest, llm_bound) in enumerate(kinds) if llm_bound)
     chosen = f"SELECT id FROM ({_union(found)}) AS probes {_IN_ORDER} LIMIT {limit}"
     return text(
         f"""
         UPDATE mem_tree_jobs
         SET status = 'running', attempts = attempts + 1, claim_token = claim_token + 1, locked_by = :worker_id,
-            started_at_ms = :now_ms, claimed_at_ms = :now_ms, locked_until_ms = :now_ms + {lease}, last_error = NULL
+            started_at_ms = :now_ms, claimed_at_ms = :now_ms, locked_until_ms = :now_ms + {lease}, last_error = NULL,
+            llm_bound = {f"CASE WHEN kind IN ({llm_kinds}) THEN 1 ELSE 0 END" if llm_kinds else "0"}
         WHERE id {f"= ANY(ARRAY({chosen}))" if row_lock else f"IN ({chosen})"}
         RETURNING {COLUMNS}
         """

@@ -109,6 +109,7 @@ class JobRepository(JobLife):
             self._pass_on_request(tx, row)
         if any(row.status == JobStatus.READY for row in rows):
             self._wake(tx)
+        self._tell_of_permits(tx, (row.kind for row in rows))
         return len(rows)
 
     # Requeue

@@ -36,7 +36,7 @@ __all__ = [
     "verify",
 ]
 
-HEAD = "0005"
+HEAD = "0006"
 """The newest revision. Written out so that opening a database need not load Alembic; a test keeps it true."""
 
 VERSION_TABLE = "tinycortex_alembic_version"

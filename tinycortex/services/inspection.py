@@ -32,6 +32,10 @@ class QueueStatus:
         leases_expired: running rows whose lease is over.
         backfill_in_progress: whether an embedding chain is ready or running.
         llm_closed_for_ms: how long this process's LLM gate stays closed, as a provider asked (ms); 0 when open.
+        llm_permits_global: LLM-bound handlers that all processes may run at a time; None for no such limit.
+        llm_permits_held: those that run; None without a limit.
+        llm_closed_until_ms: when the gate that all processes share opens (ms, UTC); None when it is open, or there
+            is no limit.
     """
 
     by_status: Mapping[str, int]
@@ -44,6 +48,9 @@ class QueueStatus:
     leases_expired: int
     backfill_in_progress: bool
     llm_closed_for_ms: int
+    llm_permits_global: int | None
+    llm_permits_held: int | None
+    llm_closed_until_ms: int | None
 
 
 class Inspection:
@@ -66,6 +73,8 @@ class Inspection:
             failed = self._jobs.count_failed(session=session)
             due_since_ms = self._jobs.find_oldest_ready_at(session=session)
             expired = self._jobs.count_expired(now_ms, session=session)
+            gate = self._jobs.shared_gate
+            shared = gate.look(session=session) if gate.is_shared else None
         by_status = {status.value: 0 for status in JobStatus}
         by_kind: dict[str, dict[str, int]] = {}
         for (kind, status), jobs in sorted(counts.items()):
@@ -90,6 +99,9 @@ class Inspection:
             leases_held=by_status[JobStatus.RUNNING],
             leases_expired=expired,
             llm_closed_for_ms=int(self._gate.closed_for_s * 1000),
+            llm_permits_global=gate.permits,
+            llm_permits_held=None if shared is None else shared.held,
+            llm_closed_until_ms=None if shared is None else shared.closed_until_ms,
             backfill_in_progress=_is_active(by_kind.get(JobKind.REEMBED_BACKFILL, {})),
         )
 

@@ -13,6 +13,7 @@ from tinycortex.config import QueueSettings
 from tinycortex.db import Database
 from tinycortex.domain import policy
 from tinycortex.domain.clock import Clock
+from tinycortex.domain.cooldown import cooldown_ms
 from tinycortex.domain.failures import describe_error, find_failure, iter_causes
 from tinycortex.domain.jobs import Job, JobStatus
 from tinycortex.domain.outcomes import Defer, Done, JobPlan, Writes
@@ -113,6 +114,7 @@ class Settlement:
                 self._write(plan.writes, session)
             for follow_up in plan.follow_ups:
                 self._producer.enqueue(follow_up, session=session)
+            self._jobs.close_gate(job, cooldown_ms(plan, self._clock.now_ms()), session=session)
         return True
 
     def _was_done(self, job: Job, session: Session) -> bool:
@@ -166,6 +168,8 @@ class Settlement:
         message = describe_error(error)
         with self._database.within(session) as tx:
             held = self._jobs.mark_failed_typed(job, message, find_failure(error), session=tx)
+            if held:
+                self._jobs.close_gate(job, cooldown_ms(error, self._clock.now_ms()), session=tx)
             self._database.on_commit(tx, partial(_log_failure, job, message, held=held))
         return held
 

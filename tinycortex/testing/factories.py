@@ -109,6 +109,7 @@ class JobRowFactory(factory.Factory[JobRow]):
     cancel_requested_at_ms = None
     claimed_at_ms = None
     trace_context = None
+    llm_bound = None
 
 
 class ChunkRowFactory(factory.Factory[ChunkRow]):

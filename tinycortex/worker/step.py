@@ -10,8 +10,7 @@ from typing import Any
 
 from tinycortex.db import Database
 from tinycortex.domain.clock import Clock
-from tinycortex.domain.failures import find_failure
-from tinycortex.domain.outcomes import Defer
+from tinycortex.domain.cooldown import cooldown_ms
 from tinycortex.errors import InvalidInputError
 from tinycortex.group_commit import GroupCommit
 from tinycortex.services.dispatcher import Dispatcher, Result
@@ -138,11 +137,7 @@ class WorkerStep:
 
     def _cool_down(self, result: Result) -> None:
         """Close the gate for as long as the provider of an LLM-bound job asked for, before its permit is free."""
-        failure = find_failure(result) if isinstance(result, BaseException) else None
-        if failure is not None and failure.retry_after_s is not None:
-            self._gate.close_for(failure.retry_after_s)
-        elif isinstance(result, Defer) and result.cooldown:
-            self._gate.close_for((result.until_ms - self._clock.now_ms()) / 1000)
+        self._gate.close_for(cooldown_ms(result, self._clock.now_ms()) / 1000)
 
     def _let_go(self, claim: Claim, began_at: float | None = None) -> None:
         """See to the end of a claim whose task is over; not before that of its thread, which goes on."""

@@ -121,9 +121,8 @@ class Turns:
             self._submit(self._end(ended))
 
     async def find_next_due(self, kinds: Collection[str] | None = None) -> int | None:
-        """Return when the next row comes due that a turn would claim (ms, UTC); None when there is none."""
-        specs = self._list_specs(kinds, llm_bound=self._gate.available > 0)
-        return await self._storage.call(self._jobs.find_next_ready_at, [spec.kind for spec in specs])
+        """Return when a turn would next find a row to claim, or a gate open again (ms, UTC); None when never."""
+        return await self._storage.call(self._find_next_due, kinds)
 
     async def flush(self) -> None:
         """Return when all that was asked for before is done."""
@@ -181,7 +180,7 @@ class Turns:
         claiming: list[Write] = []
         if want > 0 and not was_full:
             self._database.presence.announce(self.worker_id)
-            claiming = [Write(partial(self._claim, want, kinds, permits))]
+            claiming = [Write(partial(self._claim, want, kinds, permits), last=True)]
         try:
             outcomes = yield [*again.writes, *now.writes, *claiming]
             settled = len(again.writes) + len(now.writes)
@@ -231,6 +230,18 @@ class Turns:
             for spec in self._registry.list_specs()
             if (llm_bound or not spec.llm_bound) and (kinds is None or spec.kind in kinds)
         ]
+
+    def _find_next_due(self, kinds: Collection[str] | None) -> int | None:
+        specs = self._list_specs(kinds, llm_bound=self._gate.available > 0)
+        opens_at_ms = None
+        if self._jobs.shared_gate.is_shared and any(spec.llm_bound for spec in specs):
+            # Asked now, as nothing tells when a permit comes back that was never given back.
+            state = self._jobs.shared_gate.look()
+            opens_at_ms = state.closed_until_ms
+            if state.free == 0:
+                specs = [spec for spec in specs if not spec.llm_bound]
+        due_at_ms = self._jobs.find_next_ready_at(spec.kind for spec in specs)
+        return min((at_ms for at_ms in (due_at_ms, opens_at_ms) if at_ms is not None), default=None)
 
     def _claim(
         self, want: int, kinds: Collection[str] | None, permits: list[Permit], session: Session | None
