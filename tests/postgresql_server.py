@@ -5,12 +5,18 @@ import tempfile
 import uuid
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psycopg
 from filelock import FileLock
 from sqlalchemy import make_url
+
+LANGUAGES = (
+    "TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE 'en-US' LOCALE 'C'",
+    "TEMPLATE template0 LOCALE_PROVIDER libc LOCALE 'en_US.UTF-8'",
+)
+"""Ways to make a database that sorts as people do; a server may know none of them."""
 
 # Nothing that a test writes has to outlive the machine's power.
 CONFIGURATION = """
@@ -39,17 +45,34 @@ class Server:
     @contextmanager
     def database(self, template: str = "template1") -> Iterator[str]:
         """Make a database during the block, and return its name."""
+        with self._make(f"TEMPLATE {template}") as name:
+            yield name
+
+    @contextmanager
+    def database_in_a_language(self) -> Iterator[str | None]:
+        """Make a database whose own order has ``a`` before ``B``, and return its name; None where there can be none."""
+        with ExitStack() as made:
+            name = None
+            for options in LANGUAGES:
+                with suppress(psycopg.DatabaseError):
+                    name = made.enter_context(self._make(options))
+                    break
+            yield name
+
+    @contextmanager
+    def _make(self, options: str) -> Iterator[str]:
         name = f"tinycortex_test_{uuid.uuid4().hex}"
-        self._run(f"CREATE DATABASE {name} TEMPLATE {template}")
+        with self._connect() as connection:
+            connection.execute(f"CREATE DATABASE {name} {options}".encode())
         try:
             yield name
         finally:
-            self._run(f"DROP DATABASE {name} WITH (FORCE)")
+            with self._connect() as connection:
+                connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
-    def _run(self, statement: str) -> None:
+    def _connect(self) -> psycopg.Connection[tuple[str, ...]]:
         url = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute(statement.encode())
+        return psycopg.connect(url, autocommit=True)
 
 
 def find_server() -> Server:

@@ -11,8 +11,8 @@ from sqlalchemy import inspect, text
 
 import foreign_file
 from tinycortex import Cortex, SchemaError, SchemaMissingError, SchemaOutdatedError, StorageError, schema
-from tinycortex.domain.jobs import ACTIVE_KEY_PREDICATE
 from tinycortex.dialects import dialect_for
+from tinycortex.domain.jobs import ACTIVE_KEY_PREDICATE
 from tinycortex.models import Base
 from tinycortex.testing import FakeDelegates, NewJobFactory
 
