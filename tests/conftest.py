@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test of a database on every engine; one of a file's own troubles on the engine that has files."""
-    if "engine_name" in metafunc.fixturenames:
+    chosen = any("engine_name" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "engine_name" in metafunc.fixturenames and not chosen:
         is_about_files = "integration" in metafunc.definition.path.parts
         metafunc.parametrize("engine_name", ["sqlite"] if is_about_files else ENGINES)
 
@@ -73,8 +75,10 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_sqlite(tmp_path: Path, sqlite_template: Path) -> MakeDatabase:
     """Make SQLite files; one without any table is not there yet."""
 
+    numbers = count()
+
     def make(upgraded: bool) -> str:
-        path = tmp_path / ("chunks.db" if upgraded else "empty.db")
+        path = tmp_path / ("chunks.db" if upgraded else f"empty-{next(numbers)}.db")
         if upgraded:
             shutil.copyfile(sqlite_template, path)
         return f"sqlite:///{path}"
