@@ -21,7 +21,7 @@ def postgresql_url(make_postgresql: MakeDatabase) -> str:
 @pytest.mark.parametrize("engine_name", ["sqlite"])
 def test_the_schema_of_the_settings_is_made_in_the_target(source_url: str, postgresql_url: str) -> None:
     """It holds the whole queue, and nothing of it lies elsewhere."""
-    move(source_url, postgresql_url, settings=Settings(database=DatabaseSettings(schema="memory")))
+    move(source_url, postgresql_url, settings=Settings(database=DatabaseSettings(schema_name="memory")))
     assert schema.current(postgresql_url) is None
     assert schema.check(postgresql_url, schema="memory") == []
     with foreign_file.connect(postgresql_url) as connection:
