@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import claim_backlog, latency_rows, memory, peers, raw, startup, statements, throughput
+from benchmarks import claim_backlog, latency_rows, memory, peers, postgresql, raw, startup, statements, throughput
 from benchmarks.backlogs import Backlogs
 from benchmarks.chart import draw
 from benchmarks.figures import Row, Verdict
@@ -41,6 +41,7 @@ class Name(StrEnum):
     MEMORY = "memory"
     STARTUP = "startup"
     STATEMENTS = "statements"
+    POSTGRESQL = "postgresql"
 
 
 BENCHMARKS: dict[Name, Callable[[Plan], Iterator[Row]]] = {
@@ -52,10 +53,11 @@ BENCHMARKS: dict[Name, Callable[[Plan], Iterator[Row]]] = {
     Name.MEMORY: memory.run,
     Name.STARTUP: startup.run,
     Name.STATEMENTS: statements.run,
+    Name.POSTGRESQL: postgresql.run,
 }
 
-_PARTS = [name for name in BENCHMARKS if name is not Name.RAW]
-"""What ``all`` runs: throughput has the bare driver beside it in each round."""
+_PARTS = [name for name in BENCHMARKS if name not in {Name.RAW, Name.POSTGRESQL}]
+"""What ``all`` runs: throughput has the bare driver beside it in each round, and a server is an engine of its own."""
 
 
 @app.command()

@@ -195,7 +195,7 @@ class Leases:
 
 def connect_options(settings: DatabaseSettings, given: dict[str, Any]) -> dict[str, Any]:
     """Return what libpq is told beside what the URL has given."""
-    session = [f"-c lock_timeout={settings.busy_timeout_ms}"]
+    session = [f"-c lock_timeout={max(1, settings.busy_timeout_ms)}"]  # 0 would be to wait for ever
     if settings.schema_name is not None:
         session.append(f"-c search_path={settings.schema_name}")
     unsaid = {name: value for name, value in _PATIENCE.items() if name not in given}
