@@ -53,7 +53,9 @@ class DatabaseSettings(_Group):
         Field(None, alias="schema", description="PostgreSQL's schema of the tables; the role's first one when not set.")
     )
     notify: bool = Field(
-        True, description="PostgreSQL's LISTEN and NOTIFY to wake workers; false for a pooler that has no sessions."
+        True,
+        description="PostgreSQL's LISTEN and NOTIFY to wake workers, and prepared statements; "
+        "false behind a pooler whose sessions last for one transaction.",
     )
 
 

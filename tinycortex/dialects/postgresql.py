@@ -194,12 +194,14 @@ class Leases:
 
 
 def connect_options(settings: DatabaseSettings, given: dict[str, Any]) -> dict[str, Any]:
-    """Return what libpq is told beside what the URL has given."""
+    """Return what the driver is told beside what the URL has given."""
     session = [f"-c lock_timeout={max(1, settings.busy_timeout_ms)}"]  # 0 would be to wait for ever
     if settings.schema_name is not None:
         session.append(f"-c search_path={settings.schema_name}")
-    unsaid = {name: value for name, value in _PATIENCE.items() if name not in given}
-    return unsaid | {"options": " ".join([*session, str(given.get("options", ""))]).strip()}
+    said: dict[str, Any] = {name: value for name, value in _PATIENCE.items() if name not in given}
+    if not settings.notify:
+        said["prepare_threshold"] = None  # the next transaction may be in another session, which has not prepared it
+    return said | {"options": " ".join([*session, str(given.get("options", ""))]).strip()}
 
 
 def _check(settings: DatabaseSettings) -> str:
