@@ -1,4 +1,4 @@
-"""On PostgreSQL a claim goes on costing the same: what has left the index of ready rows is taken out of it early."""
+"""On PostgreSQL a claim goes on costing the same, whatever has been run, and whatever the server has counted."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tinycortex import Cortex, schema
 from tinycortex.models import JobRow
 from tinycortex.testing import FakeDelegates, JobRowFactory, ManualClock
 
-ROWS = 20_000
+ROWS = 10_000
 RUN = 1_000
 
 
@@ -25,17 +25,22 @@ def url(make_postgresql: MakeDatabase) -> str:
 
 @pytest.fixture
 def cortex(url: str, clock: ManualClock, delegates: FakeDelegates) -> Iterator[Cortex]:
-    """A queue on that database with many rows that are done and many that are due."""
+    """A queue on that database with many rows that are done."""
     with Cortex.open(url, clock=clock, delegates=delegates) as cortex:
-        due, done = vars(JobRowFactory.build()), vars(JobRowFactory.build(done=True))
-        columns = JobRow.__table__.columns.keys()
-        rows = [
-            {name: template.get(name) for name in columns} | {"id": f"job:{number:05}", "dedupe_key": None}
-            for number, template in enumerate([done, due] * (ROWS // 2))
-        ]
-        with cortex.transaction() as session:
-            session.execute(insert(JobRow), rows)
+        fill(cortex, done=True)
         yield cortex
+
+
+def fill(cortex: Cortex, **state: bool) -> None:
+    """Insert many rows in one state."""
+    template = vars(JobRowFactory.build(**state))
+    columns = JobRow.__table__.columns.keys()
+    rows = [
+        {name: template.get(name) for name in columns} | {"id": f"{template['id']}:{number:05}", "dedupe_key": None}
+        for number in range(ROWS)
+    ]
+    with cortex.transaction() as session:
+        session.execute(insert(JobRow), rows)
 
 
 def vacuum(cortex: Cortex) -> None:
@@ -69,6 +74,7 @@ def pages_of_a_claim(cortex: Cortex) -> int:
 
 def test_a_claim_reads_no_more_once_many_jobs_have_run_and_been_cleaned_up(cortex: Cortex) -> None:
     """What they have left in the index of ready rows is taken out of it."""
+    fill(cortex)
     vacuum(cortex)
     at_first = pages_of_a_claim(cortex)
     for _ in range(RUN // 100):
@@ -76,6 +82,17 @@ def test_a_claim_reads_no_more_once_many_jobs_have_run_and_been_cleaned_up(corte
     uncleaned = pages_of_a_claim(cortex)
     vacuum(cortex)
     assert pages_of_a_claim(cortex) <= at_first + 3 < uncleaned
+
+
+@pytest.mark.parametrize("before", ["done", "delayed"])
+def test_a_claim_reads_no_more_where_the_server_expects_nothing(cortex: Cortex, before: str) -> None:
+    """It has counted rows that were all done, or not due for long, before a burst of others came."""
+    fill(cortex, **{before: True})
+    vacuum(cortex)
+    fill(cortex)
+    unexpected = pages_of_a_claim(cortex)
+    vacuum(cortex)
+    assert unexpected <= 2 * pages_of_a_claim(cortex)
 
 
 def test_the_server_cleans_up_long_before_a_fifth_of_the_rows_has_changed(url: str) -> None:
