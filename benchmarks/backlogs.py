@@ -84,7 +84,7 @@ class Backlogs:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             connection.execute("PRAGMA synchronous=OFF")
             connection.execute("BEGIN")
-            connection.executemany(_INSERT, _rows(backlog))
+            connection.executemany(_INSERT, rows_of(backlog))
             connection.execute("COMMIT")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the file alone is copied
         return path
@@ -95,7 +95,8 @@ def url_of(path: Path) -> str:
     return f"sqlite:///{path}"
 
 
-def _rows(backlog: Backlog) -> Iterator[tuple[str, str, str, str, str, int, int, int | None]]:
+def rows_of(backlog: Backlog) -> Iterator[tuple[str, str, str, str, str, int, int, int | None]]:
+    """Yield the rows of a backlog: id, kind, payload, key, status, due, created, completed."""
     now_ms = time.time_ns() // 1_000_000
     sorts = (
         ("done", backlog.behind, now_ms - _HOUR_MS, now_ms),

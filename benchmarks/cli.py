@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import claim_backlog, latency_rows, memory, peers, raw, startup, statements, throughput
+from benchmarks import claim_backlog, latency_rows, memory, peers, postgresql, raw, startup, statements, throughput
 from benchmarks.backlogs import Backlogs
 from benchmarks.chart import draw
 from benchmarks.figures import Row, Verdict
@@ -37,11 +37,12 @@ class Name(StrEnum):
     CLAIM_BACKLOG = "claim_backlog"
     THROUGHPUT = "throughput"
     LATENCY = "latency"
-    POSTGRESQL = "postgresql"
+    POSTGRESQL_LATENCY = "postgresql_latency"
     PEERS = "peers"
     MEMORY = "memory"
     STARTUP = "startup"
     STATEMENTS = "statements"
+    POSTGRESQL = "postgresql"
 
 
 BENCHMARKS: dict[Name, Callable[[Plan], Iterator[Row]]] = {
@@ -49,11 +50,12 @@ BENCHMARKS: dict[Name, Callable[[Plan], Iterator[Row]]] = {
     Name.CLAIM_BACKLOG: claim_backlog.run,
     Name.THROUGHPUT: throughput.run,
     Name.LATENCY: latency_rows.run,
-    Name.POSTGRESQL: latency_rows.run_on_postgresql,
+    Name.POSTGRESQL_LATENCY: latency_rows.run_on_postgresql,
     Name.PEERS: peers.run,
     Name.MEMORY: memory.run,
     Name.STARTUP: startup.run,
     Name.STATEMENTS: statements.run,
+    Name.POSTGRESQL: postgresql.run,
 }
 
 _PARTS = [name for name in BENCHMARKS if name is not Name.RAW]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from benchmarks import latency, targets
 from benchmarks.backlogs import url_of
 from benchmarks.figures import Row, Target
-from benchmarks.plan import BenchmarkError, Plan
+from benchmarks.plan import Plan
 from benchmarks.servers import postgresql
 from tinycortex import schema
 
@@ -30,11 +30,7 @@ def run_on_postgresql(plan: Plan) -> Iterator[Row]:
     Raises:
         BenchmarkError: there is none that could be started.
     """
-    try:
-        serving = postgresql()
-    except ImportError as error:
-        raise BenchmarkError('PostgreSQL comes with the test extra; run: pip install --editable ".[test]"') from error
-    with serving as url:
+    with postgresql() as url:
         schema.upgrade(url)
         yield from _rows(plan, url, "PostgreSQL, start", _ON_A_SERVER)
 

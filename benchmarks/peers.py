@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -47,15 +47,15 @@ def run(plan: Plan) -> Iterator[Row]:
         yield Row(f"{_work_name(_OURS)} ÷ {name}", RATIO, compared, target)
 
 
-def find_python() -> Path:
-    """Return the interpreter of the peers' environment, which is made if it is not there yet.
+def find_python(requirements: Sequence[str] = REQUIREMENTS) -> Path:
+    """Return the interpreter of an environment with ``requirements``, which is made if it is not there yet.
 
     Raises:
         BenchmarkError: it could not be made, for example without a network.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     version = f"py{sys.version_info.major}.{sys.version_info.minor}"
-    home = cache / "tinycortex-benchmarks" / "-".join((version, *REQUIREMENTS))
+    home = cache / "tinycortex-benchmarks" / "-".join((version, *requirements))
     python = home / "bin" / "python"
     if not python.exists():
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def find_python() -> Path:
         with tempfile.TemporaryDirectory(dir=home.parent) as folder:
             fresh = Path(folder) / "environment"
             venv.create(fresh, with_pip=True)
-            command = [str(fresh / "bin" / "python"), "-m", "pip", "install", "--quiet", *REQUIREMENTS]
+            command = [str(fresh / "bin" / "python"), "-m", "pip", "install", "--quiet", *requirements]
             done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - constants
             if done.returncode != 0:
                 raise BenchmarkError(f"the peers could not be installed: {done.stderr.strip()}")

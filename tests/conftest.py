@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test of a database on every engine; one of a file's own troubles, or of a server's, on that alone."""
-    if "engine_name" in metafunc.fixturenames:
+    chosen = any("engine_name" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "engine_name" in metafunc.fixturenames and not chosen:
         folders = metafunc.definition.path.parent.relative_to(Path(__file__).parent).parts
         own = {"integration": ["sqlite"], "postgresql": ["postgresql"]}
         metafunc.parametrize("engine_name", own.get(folders[0], ENGINES))
@@ -76,8 +78,10 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_sqlite(tmp_path: Path, sqlite_template: Path) -> MakeDatabase:
     """Make SQLite files; one without any table is not there yet."""
 
+    numbers = count()
+
     def make(upgraded: bool) -> str:
-        path = tmp_path / ("chunks.db" if upgraded else "empty.db")
+        path = tmp_path / ("chunks.db" if upgraded else f"empty-{next(numbers)}.db")
         if upgraded:
             shutil.copyfile(sqlite_template, path)
         return f"sqlite:///{path}"

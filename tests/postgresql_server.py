@@ -15,6 +15,12 @@ from filelock import FileLock
 from psycopg.rows import TupleRow
 from sqlalchemy import make_url
 
+LANGUAGES = (
+    "TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE 'en-US' LOCALE 'C'",
+    "TEMPLATE template0 LOCALE_PROVIDER libc LOCALE 'en_US.UTF-8'",
+)
+"""Ways to make a database that sorts as people do; a server may know none of them."""
+
 # Nothing that a test writes has to outlive the machine's power.
 CONFIGURATION = """
 fsync = off
@@ -45,20 +51,34 @@ class Server:
     @contextmanager
     def database(self, template: str = "template1") -> Iterator[str]:
         """Make a database during the block, and return its name."""
+        with self._make(f"TEMPLATE {template}") as name:
+            yield name
+
+    @contextmanager
+    def database_in_a_language(self) -> Iterator[str | None]:
+        """Make a database whose own order has ``a`` before ``B``, and return its name; None where there can be none."""
+        with ExitStack() as made:
+            name = None
+            for options in LANGUAGES:
+                with suppress(psycopg.DatabaseError):
+                    name = made.enter_context(self._make(options))
+                    break
+            yield name
+
+    @contextmanager
+    def _make(self, options: str) -> Iterator[str]:
         name = f"tinycortex_test_{uuid.uuid4().hex}"
-        self._run(f"CREATE DATABASE {name} TEMPLATE {template}")
+        with self.connect() as connection:
+            connection.execute(f"CREATE DATABASE {name} {options}".encode())
         try:
             yield name
         finally:
-            self._run(f"DROP DATABASE {name} WITH (FORCE)")
+            with self.connect() as connection:
+                connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
     def connect(self, name: str | None = None) -> psycopg.Connection[TupleRow]:
         """Connect to one of its databases, or to the one that an administrator connects to."""
         return psycopg.connect(psycopg_url(self.url_of(name or "postgres")), autocommit=True)
-
-    def _run(self, statement: str) -> None:
-        with self.connect() as connection:
-            connection.execute(statement.encode())
 
 
 class UpgradedDatabases:

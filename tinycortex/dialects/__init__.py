@@ -1,4 +1,4 @@
-"""The database engines. ``dialect.name`` is asked here and nowhere else."""
+"""The database engines. ``dialect.name`` is asked here, by revisions, and nowhere else."""
 
 from collections.abc import Callable
 

@@ -75,9 +75,11 @@ class Dialect(Protocol):
     Attributes:
         row_lock: the clause by which a search locks the rows that it finds and passes over those that others have
             locked; empty where a write transaction has the database to itself.
+        has_schemas: whether a database has several of them.
     """
 
     row_lock: str
+    has_schemas: bool
 
     def create_engine(self, settings: DatabaseSettings, *, may_create: bool = False) -> Engine:
         """Build the engine. A write transaction takes the write lock at its start.

@@ -43,6 +43,7 @@ class PostgreSQLDialect:
     """PostgreSQL 14 and later."""
 
     row_lock = "FOR UPDATE SKIP LOCKED"
+    has_schemas = True
 
     def create_engine(self, settings: DatabaseSettings, *, may_create: bool = False) -> Engine:  # noqa: ARG002 - a server makes no database
         """Build the engine: READ COMMITTED, a lock time-out, dead connections of the pool noticed before use."""
@@ -227,7 +228,7 @@ def connect_options(settings: DatabaseSettings, given: dict[str, Any]) -> dict[s
 
 def _variables(settings: DatabaseSettings) -> dict[str, str]:
     """Return the variables of the server that the queue's sessions set."""
-    variables = {"lock_timeout": str(settings.busy_timeout_ms)}
+    variables = {"lock_timeout": str(max(1, settings.busy_timeout_ms))}  # 0 would be to wait for ever
     if settings.schema_name is not None:
         variables["search_path"] = settings.schema_name
     return variables

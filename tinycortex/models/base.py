@@ -1,6 +1,6 @@
 """The declarative base and the column types that both engines share (contract §1)."""
 
-from sqlalchemy import REAL, BigInteger, Double, Integer, MetaData
+from sqlalchemy import REAL, BigInteger, Double, Integer, MetaData, Text
 from sqlalchemy.orm import DeclarativeBase
 
 WholeNumber = BigInteger().with_variant(Integer(), "sqlite")
@@ -8,6 +8,9 @@ WholeNumber = BigInteger().with_variant(Integer(), "sqlite")
 
 RealNumber: Double[float] = Double().with_variant(REAL(), "sqlite")
 """REAL on SQLite, DOUBLE PRECISION elsewhere."""
+
+PlainText = Text().with_variant(Text(collation="C"), "postgresql")
+"""TEXT that is compared byte by byte, as SQLite does, whatever the language of the database is."""
 
 
 class Base(DeclarativeBase):

@@ -1,9 +1,9 @@
 """``mem_tree_chunks``: the texts that jobs are about (contract §1)."""
 
-from sqlalchemy import Index, Text, text
+from sqlalchemy import Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from tinycortex.models.base import Base, WholeNumber
+from tinycortex.models.base import Base, PlainText, WholeNumber
 
 
 class ChunkRow(Base):
@@ -11,22 +11,22 @@ class ChunkRow(Base):
 
     __tablename__ = "mem_tree_chunks"
 
-    id: Mapped[str] = mapped_column(Text, primary_key=True)
-    source_kind: Mapped[str] = mapped_column(Text)
-    source_id: Mapped[str] = mapped_column(Text)
-    path_scope: Mapped[str | None] = mapped_column(Text)
-    source_ref: Mapped[str | None] = mapped_column(Text)
-    owner: Mapped[str] = mapped_column(Text)
+    id: Mapped[str] = mapped_column(PlainText, primary_key=True)
+    source_kind: Mapped[str] = mapped_column(PlainText)
+    source_id: Mapped[str] = mapped_column(PlainText)
+    path_scope: Mapped[str | None] = mapped_column(PlainText)
+    source_ref: Mapped[str | None] = mapped_column(PlainText)
+    owner: Mapped[str] = mapped_column(PlainText)
     timestamp_ms: Mapped[int] = mapped_column(WholeNumber)
     time_range_start_ms: Mapped[int] = mapped_column(WholeNumber)
     time_range_end_ms: Mapped[int] = mapped_column(WholeNumber)
-    tags_json: Mapped[str] = mapped_column(Text, server_default=text("'[]'"))
-    content: Mapped[str] = mapped_column(Text)
+    tags_json: Mapped[str] = mapped_column(PlainText, server_default=text("'[]'"))
+    content: Mapped[str] = mapped_column(PlainText)
     token_count: Mapped[int] = mapped_column(WholeNumber)
     seq_in_source: Mapped[int] = mapped_column(WholeNumber)
     created_at_ms: Mapped[int] = mapped_column(WholeNumber)
-    lifecycle_status: Mapped[str | None] = mapped_column(Text)
-    parent_summary_id: Mapped[str | None] = mapped_column(Text)
+    lifecycle_status: Mapped[str | None] = mapped_column(PlainText)
+    parent_summary_id: Mapped[str | None] = mapped_column(PlainText)
 
     __table_args__ = (
         Index("idx_mem_tree_chunks_source", "source_kind", "source_id"),

@@ -1,9 +1,8 @@
 """``tinycortex_gate``: what all processes have to know about a provider (ours, beside the contract's tables)."""
 
-from sqlalchemy import Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from tinycortex.models.base import Base, WholeNumber
+from tinycortex.models.base import Base, PlainText, WholeNumber
 
 
 class GateRow(Base):
@@ -11,5 +10,5 @@ class GateRow(Base):
 
     __tablename__ = "tinycortex_gate"
 
-    name: Mapped[str] = mapped_column(Text, primary_key=True)
+    name: Mapped[str] = mapped_column(PlainText, primary_key=True)
     closed_until_ms: Mapped[int] = mapped_column(WholeNumber)

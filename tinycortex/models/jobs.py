@@ -1,10 +1,10 @@
 """``mem_tree_jobs``: contract columns first, in the contract's order, then ours (contract §1)."""
 
-from sqlalchemy import Index, Text, text
+from sqlalchemy import Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from tinycortex.domain.jobs import ACTIVE_KEY_PREDICATE
-from tinycortex.models.base import Base, WholeNumber
+from tinycortex.models.base import Base, PlainText, WholeNumber
 
 
 class JobRow(Base):
@@ -12,31 +12,31 @@ class JobRow(Base):
 
     __tablename__ = "mem_tree_jobs"
 
-    id: Mapped[str] = mapped_column(Text, primary_key=True)
-    kind: Mapped[str] = mapped_column(Text)
-    payload_json: Mapped[str] = mapped_column(Text)
-    dedupe_key: Mapped[str | None] = mapped_column(Text)
-    status: Mapped[str] = mapped_column(Text, server_default=text("'ready'"))
+    id: Mapped[str] = mapped_column(PlainText, primary_key=True)
+    kind: Mapped[str] = mapped_column(PlainText)
+    payload_json: Mapped[str] = mapped_column(PlainText)
+    dedupe_key: Mapped[str | None] = mapped_column(PlainText)
+    status: Mapped[str] = mapped_column(PlainText, server_default=text("'ready'"))
     attempts: Mapped[int] = mapped_column(WholeNumber, server_default=text("0"))
     max_attempts: Mapped[int] = mapped_column(WholeNumber, server_default=text("5"))
     available_at_ms: Mapped[int] = mapped_column(WholeNumber)
     locked_until_ms: Mapped[int | None] = mapped_column(WholeNumber)
-    last_error: Mapped[str | None] = mapped_column(Text)
+    last_error: Mapped[str | None] = mapped_column(PlainText)
     created_at_ms: Mapped[int] = mapped_column(WholeNumber)
     started_at_ms: Mapped[int | None] = mapped_column(WholeNumber)
     completed_at_ms: Mapped[int | None] = mapped_column(WholeNumber)
-    failure_reason: Mapped[str | None] = mapped_column(Text)
-    failure_class: Mapped[str | None] = mapped_column(Text)
+    failure_reason: Mapped[str | None] = mapped_column(PlainText)
+    failure_class: Mapped[str | None] = mapped_column(PlainText)
 
     # Ours. Nullable or defaulted, so that a program that knows only the contract can go on inserting.
     claim_token: Mapped[int] = mapped_column(WholeNumber, server_default=text("0"))
-    locked_by: Mapped[str | None] = mapped_column(Text)
+    locked_by: Mapped[str | None] = mapped_column(PlainText)
     deferred_since_ms: Mapped[int | None] = mapped_column(WholeNumber)
     heals: Mapped[int] = mapped_column(WholeNumber, server_default=text("0"))
-    rerun_payload_json: Mapped[str | None] = mapped_column(Text)
+    rerun_payload_json: Mapped[str | None] = mapped_column(PlainText)
     cancel_requested_at_ms: Mapped[int | None] = mapped_column(WholeNumber)
     claimed_at_ms: Mapped[int | None] = mapped_column(WholeNumber)
-    trace_context: Mapped[str | None] = mapped_column(Text)
+    trace_context: Mapped[str | None] = mapped_column(PlainText)
     llm_bound: Mapped[int | None] = mapped_column(WholeNumber)
 
     __table_args__ = (

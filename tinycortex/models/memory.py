@@ -1,9 +1,9 @@
 """The tables of the memory tree, which the built-in delegates use (contract §1)."""
 
-from sqlalchemy import ForeignKey, Index, LargeBinary, Text, text
+from sqlalchemy import ForeignKey, Index, LargeBinary, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from tinycortex.models.base import Base, RealNumber, WholeNumber
+from tinycortex.models.base import Base, PlainText, RealNumber, WholeNumber
 
 
 class TreeRow(Base):
@@ -11,15 +11,15 @@ class TreeRow(Base):
 
     __tablename__ = "mem_tree_trees"
 
-    id: Mapped[str] = mapped_column(Text, primary_key=True)
-    kind: Mapped[str] = mapped_column(Text)
-    scope: Mapped[str] = mapped_column(Text)
-    root_id: Mapped[str | None] = mapped_column(Text)
+    id: Mapped[str] = mapped_column(PlainText, primary_key=True)
+    kind: Mapped[str] = mapped_column(PlainText)
+    scope: Mapped[str] = mapped_column(PlainText)
+    root_id: Mapped[str | None] = mapped_column(PlainText)
     max_level: Mapped[int] = mapped_column(WholeNumber, server_default=text("0"))
-    status: Mapped[str] = mapped_column(Text, server_default=text("'active'"))
+    status: Mapped[str] = mapped_column(PlainText, server_default=text("'active'"))
     created_at_ms: Mapped[int] = mapped_column(WholeNumber)
     last_sealed_at_ms: Mapped[int | None] = mapped_column(WholeNumber)
-    ask: Mapped[str | None] = mapped_column(Text)
+    ask: Mapped[str | None] = mapped_column(PlainText)
 
     __table_args__ = (
         Index("idx_mem_tree_trees_kind_scope", "kind", "scope", unique=True),
@@ -32,9 +32,9 @@ class BufferRow(Base):
 
     __tablename__ = "mem_tree_buffers"
 
-    tree_id: Mapped[str] = mapped_column(Text, ForeignKey("mem_tree_trees.id"), primary_key=True)
+    tree_id: Mapped[str] = mapped_column(PlainText, ForeignKey("mem_tree_trees.id"), primary_key=True)
     level: Mapped[int] = mapped_column(WholeNumber, primary_key=True, autoincrement=False)
-    item_ids_json: Mapped[str] = mapped_column(Text, server_default=text("'[]'"))
+    item_ids_json: Mapped[str] = mapped_column(PlainText, server_default=text("'[]'"))
     token_sum: Mapped[int] = mapped_column(WholeNumber, server_default=text("0"))
     oldest_at_ms: Mapped[int | None] = mapped_column(WholeNumber)
     updated_at_ms: Mapped[int] = mapped_column(WholeNumber)
@@ -47,22 +47,22 @@ class SummaryRow(Base):
 
     __tablename__ = "mem_tree_summaries"
 
-    id: Mapped[str] = mapped_column(Text, primary_key=True)
-    tree_id: Mapped[str] = mapped_column(Text, ForeignKey("mem_tree_trees.id"))
-    tree_kind: Mapped[str] = mapped_column(Text)
+    id: Mapped[str] = mapped_column(PlainText, primary_key=True)
+    tree_id: Mapped[str] = mapped_column(PlainText, ForeignKey("mem_tree_trees.id"))
+    tree_kind: Mapped[str] = mapped_column(PlainText)
     level: Mapped[int] = mapped_column(WholeNumber)
-    parent_id: Mapped[str | None] = mapped_column(Text)
-    child_ids_json: Mapped[str] = mapped_column(Text, server_default=text("'[]'"))
-    content: Mapped[str] = mapped_column(Text)
+    parent_id: Mapped[str | None] = mapped_column(PlainText)
+    child_ids_json: Mapped[str] = mapped_column(PlainText, server_default=text("'[]'"))
+    content: Mapped[str] = mapped_column(PlainText)
     token_count: Mapped[int] = mapped_column(WholeNumber)
-    entities_json: Mapped[str] = mapped_column(Text, server_default=text("'[]'"))
-    topics_json: Mapped[str] = mapped_column(Text, server_default=text("'[]'"))
+    entities_json: Mapped[str] = mapped_column(PlainText, server_default=text("'[]'"))
+    topics_json: Mapped[str] = mapped_column(PlainText, server_default=text("'[]'"))
     time_range_start_ms: Mapped[int] = mapped_column(WholeNumber)
     time_range_end_ms: Mapped[int] = mapped_column(WholeNumber)
     score: Mapped[float] = mapped_column(RealNumber, server_default=text("0"))
     sealed_at_ms: Mapped[int] = mapped_column(WholeNumber)
     deleted: Mapped[int] = mapped_column(WholeNumber, server_default=text("0"))
-    doc_id: Mapped[str | None] = mapped_column(Text)
+    doc_id: Mapped[str | None] = mapped_column(PlainText)
     version_ms: Mapped[int | None] = mapped_column(WholeNumber)
 
     __table_args__ = (
@@ -78,8 +78,10 @@ class ChunkEmbeddingRow(Base):
 
     __tablename__ = "mem_tree_chunk_embeddings"
 
-    chunk_id: Mapped[str] = mapped_column(Text, ForeignKey("mem_tree_chunks.id", ondelete="CASCADE"), primary_key=True)
-    model_signature: Mapped[str] = mapped_column(Text, primary_key=True)
+    chunk_id: Mapped[str] = mapped_column(
+        PlainText, ForeignKey("mem_tree_chunks.id", ondelete="CASCADE"), primary_key=True
+    )
+    model_signature: Mapped[str] = mapped_column(PlainText, primary_key=True)
     vector: Mapped[bytes] = mapped_column(LargeBinary)
     dim: Mapped[int] = mapped_column(WholeNumber)
     created_at: Mapped[float] = mapped_column(RealNumber)
@@ -93,9 +95,9 @@ class SummaryEmbeddingRow(Base):
     __tablename__ = "mem_tree_summary_embeddings"
 
     summary_id: Mapped[str] = mapped_column(
-        Text, ForeignKey("mem_tree_summaries.id", ondelete="CASCADE"), primary_key=True
+        PlainText, ForeignKey("mem_tree_summaries.id", ondelete="CASCADE"), primary_key=True
     )
-    model_signature: Mapped[str] = mapped_column(Text, primary_key=True)
+    model_signature: Mapped[str] = mapped_column(PlainText, primary_key=True)
     vector: Mapped[bytes] = mapped_column(LargeBinary)
     dim: Mapped[int] = mapped_column(WholeNumber)
     created_at: Mapped[float] = mapped_column(RealNumber)
@@ -108,9 +110,9 @@ class ChunkSkipRow(Base):
 
     __tablename__ = "mem_tree_chunk_reembed_skipped"
 
-    chunk_id: Mapped[str] = mapped_column(Text, primary_key=True)
-    model_signature: Mapped[str] = mapped_column(Text, primary_key=True)
-    reason: Mapped[str] = mapped_column(Text)
+    chunk_id: Mapped[str] = mapped_column(PlainText, primary_key=True)
+    model_signature: Mapped[str] = mapped_column(PlainText, primary_key=True)
+    reason: Mapped[str] = mapped_column(PlainText)
     skipped_at_ms: Mapped[int] = mapped_column(WholeNumber)
 
 
@@ -119,9 +121,9 @@ class SummarySkipRow(Base):
 
     __tablename__ = "mem_tree_summary_reembed_skipped"
 
-    summary_id: Mapped[str] = mapped_column(Text, primary_key=True)
-    model_signature: Mapped[str] = mapped_column(Text, primary_key=True)
-    reason: Mapped[str] = mapped_column(Text)
+    summary_id: Mapped[str] = mapped_column(PlainText, primary_key=True)
+    model_signature: Mapped[str] = mapped_column(PlainText, primary_key=True)
+    reason: Mapped[str] = mapped_column(PlainText)
     skipped_at_ms: Mapped[int] = mapped_column(WholeNumber)
 
 
@@ -130,7 +132,7 @@ class ScoreRow(Base):
 
     __tablename__ = "mem_tree_score"
 
-    chunk_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    chunk_id: Mapped[str] = mapped_column(PlainText, primary_key=True)
     total: Mapped[float] = mapped_column(RealNumber)
     token_count_signal: Mapped[float] = mapped_column(RealNumber)
     unique_words_signal: Mapped[float] = mapped_column(RealNumber)
@@ -139,7 +141,7 @@ class ScoreRow(Base):
     interaction_weight: Mapped[float] = mapped_column(RealNumber)
     entity_density: Mapped[float] = mapped_column(RealNumber)
     dropped: Mapped[int] = mapped_column(WholeNumber, server_default=text("0"))
-    reason: Mapped[str | None] = mapped_column(Text)
+    reason: Mapped[str | None] = mapped_column(PlainText)
     computed_at_ms: Mapped[int] = mapped_column(WholeNumber)
 
 
@@ -148,14 +150,14 @@ class EntityRow(Base):
 
     __tablename__ = "mem_tree_entity_index"
 
-    entity_id: Mapped[str] = mapped_column(Text, primary_key=True)
-    node_id: Mapped[str] = mapped_column(Text, primary_key=True)
-    node_kind: Mapped[str] = mapped_column(Text)
-    entity_kind: Mapped[str] = mapped_column(Text)
-    surface: Mapped[str] = mapped_column(Text)
+    entity_id: Mapped[str] = mapped_column(PlainText, primary_key=True)
+    node_id: Mapped[str] = mapped_column(PlainText, primary_key=True)
+    node_kind: Mapped[str] = mapped_column(PlainText)
+    entity_kind: Mapped[str] = mapped_column(PlainText)
+    surface: Mapped[str] = mapped_column(PlainText)
     score: Mapped[float] = mapped_column(RealNumber)
     timestamp_ms: Mapped[int] = mapped_column(WholeNumber)
-    tree_id: Mapped[str | None] = mapped_column(Text)
+    tree_id: Mapped[str | None] = mapped_column(PlainText)
     is_user: Mapped[int] = mapped_column(WholeNumber, server_default=text("0"))
 
     __table_args__ = (
@@ -170,6 +172,6 @@ class IngestedSourceRow(Base):
 
     __tablename__ = "mem_tree_ingested_sources"
 
-    source_kind: Mapped[str] = mapped_column(Text, primary_key=True)
-    source_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    source_kind: Mapped[str] = mapped_column(PlainText, primary_key=True)
+    source_id: Mapped[str] = mapped_column(PlainText, primary_key=True)
     ingested_at_ms: Mapped[int] = mapped_column(WholeNumber)

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Table, column, func, insert, inspect, literal, select, table, text, true
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from tinycortex.domain.jobs import ACTIVE_KEY_PREDICATE
@@ -54,10 +55,13 @@ class StoredRows:
         counting = select(func.count()).select_from(self._from).where(self._where)
         return int(session.connection().execute(counting).scalar_one())
 
-    def read(self, session: Session) -> Iterator[Sequence[Row]]:
+    @contextmanager
+    def read(self, session: Session) -> Iterator[Iterator[Sequence[Row]]]:
         """Yield every row in no particular order, some at a time, so that memory does not grow with them."""
         reading = select(*self._from.columns).where(self._where)
-        return session.connection().execute(reading, execution_options={"yield_per": _BATCH}).partitions()
+        # A block that raises leaves rows behind, which a server keeps until it is told.
+        with session.connection().execute(reading, execution_options={"yield_per": _BATCH}) as found:
+            yield found.partitions()
 
     def insert(self, session: Session, rows: Sequence[Row]) -> None:
         """Insert whole rows.
@@ -72,7 +76,7 @@ class StoredRows:
         try:
             with session.begin_nested():
                 session.connection().execute(insert(self._stored), values)
-        except IntegrityError:
+        except DBAPIError:  # one of the storage is a StorageError by now
             self._blame_one(session, rows, values)
             raise
 
@@ -81,8 +85,9 @@ class StoredRows:
             try:
                 with session.begin_nested():
                     session.connection().execute(insert(self._stored), value)
-            except IntegrityError as error:
-                raise MoveError(f"{self._called(row)} breaks a rule of the table: {error.orig}") from error
+            except DBAPIError as error:
+                rule = str(error.orig).partition("\n")[0]  # what follows on further lines may quote the row
+                raise MoveError(f"{self._called(row)} breaks a rule of the table: {rule}") from error
 
     def _check(self, row: Row) -> None:
         for (name, expected, nullable), value in zip(self._expected, row, strict=True):

@@ -19,7 +19,9 @@ from tinycortex.errors import SchemaError, SchemaMissingError, SchemaOutdatedErr
 
 if TYPE_CHECKING:
     from alembic.config import Config
+    from alembic.migration import MigrationContext
     from alembic.operations.ops import MigrationScript
+    from sqlalchemy.types import TypeEngine
 
 __all__ = [
     "HEAD",
@@ -36,7 +38,7 @@ __all__ = [
     "verify",
 ]
 
-HEAD = "0006"
+HEAD = "0007"
 """The newest revision. Written out so that opening a database need not load Alembic; a test keeps it true."""
 
 VERSION_TABLE = "tinycortex_alembic_version"
@@ -214,11 +216,20 @@ def _comparison_options() -> dict[str, Any]:
 
     return {
         "target_metadata": Base.metadata,
+        "compare_type": _has_other_collation,
         "version_table": VERSION_TABLE,
         "include_name": lambda name, kind, _parents: kind != "table" or name in Base.metadata.tables,
         "include_object": include_object,
         "process_revision_directives": overlook,
     }
+
+
+def _has_other_collation(
+    context: "MigrationContext", _column: object, _twin: object, found: object, wanted: "TypeEngine[Any]"
+) -> bool | None:
+    # Alembic takes a column that has the database's own collation for one that was left unsaid.
+    collation = getattr(wanted.dialect_impl(context.dialect), "collation", None)
+    return True if collation is not None and getattr(found, "collation", None) != collation else None
 
 
 def _run(url: str, command: str, revision: str, schema: str | None, *, offline: bool = False) -> str:

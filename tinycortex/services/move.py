@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from tinycortex import schema
 from tinycortex.config import DatabaseSettings, Settings, load_settings
 from tinycortex.db import Database, ObservedDatabase
+from tinycortex.dialects import dialect_for
 from tinycortex.domain.checksums import Checksum, Digest
 from tinycortex.domain.jobs import JobStatus
 from tinycortex.errors import MoveError, StorageError
@@ -88,7 +89,8 @@ def move(
         source: URL of the queue, which must be at the newest revision.
         target: URL of a database without a row of ours; it is made, and upgraded, when it has no schema.
         wait: wait until no job of the source is running, rather than raise.
-        settings: everything else about both databases; from the environment when left out.
+        settings: everything else about both databases, less the schema for one on SQLite; from the environment
+            when left out.
         on_progress: called again and again, in this thread; what it raises ends the move.
 
     Raises:
@@ -100,8 +102,14 @@ def move(
         StorageError: a database could not do its work.
     """
     settings = settings or load_settings()
-    mover = _Mover(settings.with_url(source).database, settings.with_url(target).database, on_progress)
+    mover = _Mover(_settings_of(source, settings), _settings_of(target, settings), on_progress)
     return mover.run(wait=wait)
+
+
+def _settings_of(url: str, settings: Settings) -> DatabaseSettings:
+    found = settings.with_url(url).database
+    # Said for the other of the two, since it is an error here.
+    return found if dialect_for(url).has_schemas else found.model_copy(update={"schema_name": None})
 
 
 class _Mover:
@@ -125,6 +133,7 @@ class _Mover:
             target = Database(self._target)
             try:
                 with target.transaction() as session:
+                    self._wait_for_other_moves(target, session)
                     self._refuse_rows(target, session)
                     copied = self._copy(snapshot, session)
                     self._verify(copied, session, target.masked_url)
@@ -161,6 +170,11 @@ class _Mover:
             self._on_progress(MoveProgress(stage=MoveStage.WAIT, done=0, total=running))
             time.sleep(_LOOK_AGAIN_S)
 
+    def _wait_for_other_moves(self, target: Database, session: Session) -> None:
+        # Where several can write at a time, each of two moves would find the target empty, and both would stay.
+        for statement in target.list_preliminaries():
+            session.connection().exec_driver_sql(statement)
+
     def _refuse_rows(self, target: Database, session: Session | None = None) -> None:
         with target.reading_within(session) as tx:
             filled = [stored.name for stored in self._tables if stored.has_any(tx)]
@@ -173,7 +187,7 @@ class _Mover:
         with _observe(self._target) as target:
             revision = schema.find_revision(target)
         if revision is None:
-            schema.upgrade(self._target.url)
+            schema.upgrade(self._target.url, schema=self._target.schema_name)
         with _observe(self._target) as target:
             _check_schema(target)
 
@@ -182,10 +196,11 @@ class _Mover:
         digests = []
         for stored in self._tables:
             checksum = Checksum()
-            for rows in stored.read(snapshot):
-                checksum.add(rows)
-                stored.insert(session, rows)
-                counted(len(rows))
+            with stored.read(snapshot) as portions:
+                for rows in portions:
+                    checksum.add(rows)
+                    stored.insert(session, rows)
+                    counted(len(rows))
             digests.append(checksum.digest())
         return [*digests, _digest(self._keys, snapshot, lambda _rows: None)]
 
@@ -246,7 +261,8 @@ def _check_schema(database: Database) -> None:
 
 def _digest(stored: "StoredRows", session: Session, counted: Callable[[int], None]) -> Digest:
     checksum = Checksum()
-    for rows in stored.read(session):
-        checksum.add(rows)
-        counted(len(rows))
+    with stored.read(session) as portions:
+        for rows in portions:
+            checksum.add(rows)
+            counted(len(rows))
     return checksum.digest()

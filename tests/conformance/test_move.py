@@ -1,12 +1,13 @@
 """Moving a queue into an empty database: all of it or nothing, verified, and the source as it was."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
+import foreign_file
 from background import BOUND_S, program
-from full_queue import KEYS, count_rows, fill, stored, write
+from conftest import MakeDatabase
+from full_queue import KEYS, count_rows, stored
 from tinycortex import (
     Cortex,
     Database,
@@ -18,19 +19,12 @@ from tinycortex import (
     move,
     schema,
 )
-from tinycortex.config import DatabaseSettings
 from tinycortex.domain.clock import Clock
 from tinycortex.domain.redact import mask_url
 from tinycortex.models import Base
 from tinycortex.testing import JobRowFactory, NewJobFactory, insert_rows
 
 OpenCortex = Callable[..., Cortex]
-
-
-def all_files(folder: Path, name: str) -> dict[str, tuple[bytes, int]]:
-    """Return what is in a database's file and in those beside it, and when each was written."""
-    files = [file for file in folder.glob(f"{name}*") if file.is_file()]
-    return {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
 
 
 # All of it
@@ -53,9 +47,12 @@ def test_every_row_of_every_table_arrives(source_url: str, target_url: str, prep
     assert (report.source, report.target) == (mask_url(source_url), mask_url(target_url))
 
 
-def test_there_and_back_again_has_equal_checksums(source_url: str, target_url: str, tmp_path: Path) -> None:
+def test_there_and_back_again_has_equal_checksums(
+    source_url: str, target_url: str, engine_name: str, request: pytest.FixtureRequest
+) -> None:
     """What comes back from another engine is what was sent there."""
-    back_url = f"sqlite:///{tmp_path / 'back.db'}"
+    make: MakeDatabase = request.getfixturevalue(f"make_{engine_name}")
+    back_url = make(False)
     there, back = move(source_url, target_url), move(target_url, back_url)
     assert (there.tables, there.active_keys) == (back.tables, back.active_keys)
     assert stored(back_url) == stored(source_url)
@@ -117,47 +114,6 @@ def test_no_row_of_the_source_changes(source_url: str, target_url: str) -> None:
     assert stored(source_url) == before
 
 
-@pytest.mark.parametrize("journal_mode", ["wal", "delete"])
-def test_not_a_byte_of_a_file_changes(
-    sqlite_urls: tuple[str, str], tmp_path: Path, target_url: str, journal_mode: str
-) -> None:
-    """Neither in it nor beside it."""
-    _empty, source = sqlite_urls
-    database = Database(DatabaseSettings(url=source))
-    fill(database)
-    database.dispose()
-    write(source, f"PRAGMA journal_mode={journal_mode}")
-    before = all_files(tmp_path, "chunks.db")
-    assert set(before) == {"chunks.db"}
-    move(source, target_url)
-    with pytest.raises(MoveError):
-        move(source, target_url)
-    assert all_files(tmp_path, "chunks.db") == before
-
-
-ENQUEUE_AND_DIE = """
-import os, sys
-from tinycortex import Cortex, NewJob
-
-Cortex.open(sys.argv[1]).enqueue(NewJob(kind="custom", payload_json="{}"))
-os._exit(9)
-"""
-
-
-def test_what_a_killed_process_left_in_the_log_is_moved(
-    sqlite_urls: tuple[str, str], tmp_path: Path, target_url: str
-) -> None:
-    """The log stays a log; only its index may be made anew."""
-    _empty, source = sqlite_urls
-    with program(ENQUEUE_AND_DIE, source) as killed:
-        assert killed.wait(BOUND_S) == 9
-    before = all_files(tmp_path, "chunks.db")
-    assert move(source, target_url).tables["mem_tree_jobs"].rows == 1
-    after = all_files(tmp_path, "chunks.db")
-    for name in ("chunks.db", "chunks.db-wal"):
-        assert after[name] == before[name]
-
-
 def test_a_queue_that_is_open_and_at_rest_can_be_moved(source: Database, database_url: str, target_url: str) -> None:
     """A program that only looks at it is not in the way."""
     with source.reading() as session:
@@ -205,6 +161,15 @@ def test_a_kill_in_the_middle_leaves_the_target_empty(source_url: str, target_ur
     assert stored(target_url) == stored(source_url)
 
 
+TRIGGERS = {
+    "sqlite": ["CREATE TRIGGER meddle AFTER INSERT ON mem_tree_jobs BEGIN {}; END"],
+    "postgresql": [
+        "CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {}; RETURN NULL; END $$",
+        "CREATE TRIGGER meddle AFTER INSERT ON mem_tree_jobs FOR EACH ROW EXECUTE FUNCTION meddle()",
+    ],
+}
+
+
 @pytest.mark.parametrize(
     "meddling",
     [
@@ -214,11 +179,14 @@ def test_a_kill_in_the_middle_leaves_the_target_empty(source_url: str, target_ur
         "UPDATE mem_tree_jobs SET dedupe_key = NULL WHERE id = new.id",
     ],
 )
-def test_a_target_that_stores_something_else_is_noticed(source_url: str, tmp_path: Path, meddling: str) -> None:
+def test_a_target_that_stores_something_else_is_noticed(
+    source_url: str, target_url: str, target_engine: str, meddling: str
+) -> None:
     """What was written is read again before it is kept."""
-    url = f"sqlite:///{tmp_path / 'meddled.db'}"
-    schema.upgrade(url)
-    write(url, f"CREATE TRIGGER meddle AFTER INSERT ON mem_tree_jobs BEGIN {meddling}; END")
+    schema.upgrade(target_url)
+    with foreign_file.connect(target_url) as connection:
+        for statement in TRIGGERS[target_engine]:
+            connection.exec_driver_sql(statement.format(meddling))
     with pytest.raises(MoveError, match=r"does not hold what was copied into mem_tree_\w+"):
-        move(source_url, url)
-    assert count_rows(url) == 0
+        move(source_url, target_url)
+    assert count_rows(target_url) == 0

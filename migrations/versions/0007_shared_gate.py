@@ -8,11 +8,12 @@ from alembic import op
 
 from tinycortex.schema.adoption import add_columns, create_or_adopt
 
-revision = "0006"
-down_revision = "0005"
+revision = "0007"
+down_revision = "0006"
 branch_labels = None
 depends_on = None
 
+TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 WHOLE = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
@@ -21,7 +22,7 @@ def upgrade() -> None:
     add_columns("mem_tree_jobs", sa.Column("llm_bound", WHOLE, nullable=True))
     create_or_adopt(
         "tinycortex_gate",
-        sa.Column("name", sa.Text(), primary_key=True, nullable=False),
+        sa.Column("name", TEXT, primary_key=True, nullable=False),
         sa.Column("closed_until_ms", WHOLE, nullable=False),
     )
 
