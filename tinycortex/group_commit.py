@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextvars import Context
-from itertools import groupby
+from itertools import accumulate, groupby
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -23,14 +23,14 @@ class Write(NamedTuple):
         make: writes inside the session of a group or, given None, in a transaction of its own. It may be called
             twice: what a group wrote is undone, and written one by one, when one of them fails.
         alone: it must not share its transaction, as others would wait for what it does there, or go down with it.
-        last: it comes after all others of its group, since others may wait for what it takes hold of.
+        closes: its transaction ends with it, since others may wait for what it takes hold of.
         context: where ``make`` is called; that of its batch when left out.
         pieces: what to make one by one instead, where the group fails, when ``make`` returns a list of outcomes.
     """
 
     make: Callable[[Session | None], object]
     alone: bool = False
-    last: bool = False
+    closes: bool = False
     context: Context | None = None
     pieces: Sequence[Callable[[Session | None], object]] = ()
 
@@ -105,9 +105,7 @@ class GroupCommit(SerialThread):
         for batch in group:
             batch.begin()
         writes = [(write, write.context or batch.context) for batch in group for write in batch.writes]
-        order = sorted(range(len(writes)), key=lambda place: writes[place][0].last)
-        made = _Writing(self._database).write([writes[place] for place in order])
-        outcomes = [outcome for _place, outcome in sorted(zip(order, made, strict=True), key=lambda pair: pair[0])]
+        outcomes = _Writing(self._database).write(writes)
         for batch in group:
             count = len(batch.writes)
             batch.end(outcomes[:count])
@@ -124,9 +122,11 @@ class _Writing:
 
     def write(self, writes: Sequence[tuple[Write, Context]]) -> list[Any]:
         outcomes: list[Any] = []
-        for alone, run in groupby(writes, lambda write: write[0].alone):
+        closed = accumulate((write.closes for write, _context in writes), initial=0)
+        numbered = zip(closed, writes, strict=False)  # the last number is that of the writes to come
+        for (_number, alone), run in groupby(numbered, lambda pair: (pair[0], pair[1][0].alone)):
             write_all = self._write_one_by_one if alone else self._write_together
-            outcomes += write_all(list(run))
+            outcomes += write_all([write for _closed, write in run])
         return outcomes
 
     def _write_together(self, writes: list[tuple[Write, Context]]) -> list[Any]:

@@ -1,6 +1,7 @@
 """What ends together is settled together, and each job gets its own result all the same."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
@@ -9,7 +10,8 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from background import until, working
-from tinycortex import Cortex, Done, JobContext, JobFailure, JobStatus, NewJob
+from tinycortex import Cortex, Database, Done, JobContext, JobFailure, JobStatus, NewJob
+from tinycortex.group_commit import Batch, GroupCommit, Write
 
 TOGETHER = 8
 
@@ -98,6 +100,25 @@ def test_what_ends_together_is_settled_together(cortex: Cortex) -> None:
         if "SET status = 'done'" in statement and not ids.isdisjoint(values)
     ]
     assert 1 <= len(settled) < TOGETHER
+
+
+def test_a_write_that_closes_its_transaction_is_its_last(database: Database) -> None:
+    """What comes after it, of another caller too, is written in the same order, and in a transaction of its own."""
+    sessions: list[Session | None] = []
+
+    def batch(*, closes: bool) -> Batch[None]:
+        yield [Write(sessions.append), Write(sessions.append, closes=closes)]
+
+    storage, begun = GroupCommit("storage", database), threading.Event()
+    holding = storage.submit(begun.wait)  # so that both wait together
+    written = [storage.submit_batch(batch(closes=closes)) for closes in (True, False)]
+    begun.set()
+    assert holding.result()
+    for future in written:
+        future.result()
+    storage.close()
+    first, second, third, fourth = map(id, sessions)
+    assert (first == second, second == third, third == fourth) == (True, False, True)
 
 
 def test_one_that_was_asked_to_stop_ends_cancelled_among_others(cortex: Cortex) -> None:

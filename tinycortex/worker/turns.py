@@ -180,7 +180,9 @@ class Turns:
         claiming: list[Write] = []
         if want > 0 and not was_full:
             self._database.presence.announce(self.worker_id)
-            claiming = [Write(partial(self._claim, want, kinds, permits), last=True)]
+            claim = partial(self._claim, want, kinds, permits)
+            # What it locks for a shared permit must not be held while another's result waits for who waits for it.
+            claiming = [Write(claim, closes=self._jobs.shared_gate.is_shared)]
         try:
             outcomes = yield [*again.writes, *now.writes, *claiming]
             settled = len(again.writes) + len(now.writes)
