@@ -133,8 +133,10 @@ class PostgreSQLDialect:
         finally:
             del driver.commit, driver.rollback
             driver.cursor_factory = factory
-            if refused:  # SQLAlchemy may take it for ended by now, and would leave it open
+            if refused:  # SQLAlchemy may take it for ended by now, and would leave it open, or never return it
                 driver.rollback()
+                if not connection.closed:
+                    connection.invalidate()
         if refused:
             raise TransactionEndedError(_NO_END.format(refused[0]))
         if driver.info.transaction_status != TransactionStatus.INTRANS:
