@@ -63,6 +63,13 @@ class PostgreSQLDialect:
             if connection.closed or _has_word(connection):
                 raise DisconnectionError("the server has closed the connection")
 
+        @event.listens_for(engine, "checkin")
+        def _forget_the_mode(connection: psycopg.Connection[Any] | None, _record: object) -> None:
+            # A reader's connection comes back with False, which has the driver ask for READ WRITE: a standby answers
+            # that with a word that fits anything, and a database that an administrator has closed obeys.
+            if connection is not None and not connection.closed and connection.read_only is not None:
+                connection.read_only = None
+
         @event.listens_for(engine, "handle_error")
         def _leave_a_standby(context: ExceptionContext) -> None:
             if sqlstate_of(context.original_exception) == READ_ONLY:
