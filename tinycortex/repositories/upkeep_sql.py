@@ -8,7 +8,7 @@ from sqlalchemy import TextClause, bindparam, text
 from tinycortex.domain import policy
 from tinycortex.domain.jobs import JobStatus
 from tinycortex.domain.kinds import RETIRED_JOB_KINDS
-from tinycortex.repositories.job_sql import CANCELLED, FREE, KEPT
+from tinycortex.repositories.job_sql import CANCELLED, COLUMNS, FREE, KEPT
 
 # Who was asked to stop, and is gone, has stopped.
 _ASKED = "cancel_requested_at_ms IS NOT NULL"
@@ -60,6 +60,8 @@ CANCEL_OWN = text(
     f"UPDATE mem_tree_jobs SET {CANCELLED}, {FREE} "
     f"WHERE {OURS} = :worker_id AND cancel_requested_at_ms IS NOT NULL {KEPT}"
 )
+
+LIST_OWN = text(f"SELECT {COLUMNS} FROM mem_tree_jobs WHERE {OURS} = :worker_id")
 
 PURGE_RETIRED = text("DELETE FROM mem_tree_jobs WHERE kind IN :kinds").bindparams(
     bindparam("kinds", sorted(RETIRED_JOB_KINDS), expanding=True)

@@ -15,6 +15,9 @@ logger = logging.getLogger(__name__)
 
 _RENEWALS_PER_LEASE = 3
 
+_TELL_EVERY_S = 60.0
+"""A fault that lasts is told this often, not at each beat."""
+
 
 @dataclass(slots=True)
 class _Watched:
@@ -42,6 +45,7 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._asleep = False
+        self._tell_again_at = 0.0
 
     def watch(self, job: Job, signals: RunSignals, renewed_at: float | None = None) -> None:
         """Look after the claim ``job`` until it is dropped.
@@ -83,6 +87,11 @@ class Heartbeat:
             del self._watched[job.id]
             return watched.renewed_at
 
+    def list_claims(self) -> set[tuple[str, int]]:
+        """Return the claims that are looked after, each by its row's id and its token."""
+        with self._changed:
+            return {(watched.job.id, watched.job.claim_token) for watched in self._watched.values()}
+
     def is_healthy(self) -> bool:
         """Tell whether the thread that renews leases is alive, or not needed yet."""
         return self._process != os.getpid() or self._thread is None or self._thread.is_alive()
@@ -112,7 +121,9 @@ class Heartbeat:
             for claim in watched:
                 self._look_after(claim, held.get(claim.job.id))
         except StorageError as error:
-            logger.warning("the heartbeat cannot reach the database: %s", type(error).__name__)
+            if time.monotonic() >= self._tell_again_at:
+                self._tell_again_at = time.monotonic() + _TELL_EVERY_S
+                logger.warning("the heartbeat cannot reach the database: %s", type(error).__name__)
             for claim in watched:
                 # Nobody can tell now; past its lease another worker may have the row.
                 if time.monotonic() - claim.renewed_at > claim.lease_ms / 1000:

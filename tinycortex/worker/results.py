@@ -127,6 +127,7 @@ class Results:
         self._worker = worker
         self._clock = clock
         self._kept: list[_Kept] = []
+        self._begun: set[tuple[str, int]] = set()
 
     # Write
 
@@ -135,6 +136,7 @@ class Results:
         for claim, _result in all_ended:
             renewed_at = self._heartbeat.drop(claim.job)
             claim.renewed_at = claim.renewed_at if renewed_at is None else renewed_at
+            self._begun.add((claim.job.id, claim.job.claim_token))
         plain = [ended for ended in all_ended if ended.is_plain]
         if len(plain) < 2:  # noqa: PLR2004 - one needs no company
             return Settling((), all_ended, [self._write_of(ended) for ended in all_ended], again)
@@ -199,9 +201,15 @@ class Results:
         """Tell whether the result of ``claim`` waits for the database."""
         return any(kept.ended.claim is claim for kept in self._kept)
 
+    def list_claims(self) -> set[tuple[str, int]]:
+        """Return the claims whose results are being written, or kept, each by its row's id and its token."""
+        kept = {(kept.ended.claim.job.id, kept.ended.claim.job.claim_token) for kept in self._kept}
+        return self._begun | kept
+
     def forget(self) -> None:
         """Keep nothing any more."""
         self._kept = []
+        self._begun = set()
 
     def abandon(self) -> None:
         """Renew the leases of what is kept no longer."""
@@ -217,6 +225,7 @@ class Results:
         faults: list[StorageError] = []
         for ended, error in settling.iter_outcomes(outcomes):
             claim, result = ended
+            self._begun.discard((claim.job.id, claim.job.claim_token))
             if claim.note_written is not None:
                 claim.note_written()
             fault = self._find_fault(result)

@@ -14,7 +14,7 @@ from tinycortex.db import Database
 from tinycortex.domain.clock import Clock
 from tinycortex.domain.jobs import Job
 from tinycortex.domain.kinds import KindSpec
-from tinycortex.errors import StorageError
+from tinycortex.errors import StorageBusyError, StorageError
 from tinycortex.group_commit import Batch, GroupCommit, Write
 from tinycortex.handlers.registry import HandlerRegistry
 from tinycortex.repositories.jobs import JobRepository
@@ -74,6 +74,8 @@ class Turns:
         self._queue = queue
         self._process = os.getpid()
         self._loops: list[asyncio.AbstractEventLoop] = []
+        self._in_doubt = False
+        """Whether a claim may have been kept although the database's answer was lost."""
 
     @property
     def worker_id(self) -> str:
@@ -189,8 +191,11 @@ class Turns:
             if isinstance(jobs, BaseException):
                 if not isinstance(jobs, StorageError):
                     raise jobs
+                self._in_doubt = self._in_doubt or not isinstance(jobs, StorageBusyError)
                 faults.append(jobs)
                 jobs = []
+            elif claiming:
+                self._in_doubt = False
             claims = [self._claim_of(job, permits, loop, let_go) for job in jobs]
         finally:
             for permit in permits:
@@ -232,6 +237,9 @@ class Turns:
     ) -> list[Job]:
         # Permits come before the claim: with none free, LLM-bound kinds are left out and the others go on. And
         # after what is written before it, which may take long: a gate that closes meanwhile stays closed.
+        if self._in_doubt:
+            known = self._heartbeat.list_claims() | self._results.list_claims()
+            self._jobs.release_unknown(self.worker_id, known, session=session)
         while len(permits) < want and (permit := self._gate.try_acquire()) is not None:
             permits.append(permit)
         return self._jobs.claim_many(
