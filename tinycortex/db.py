@@ -7,8 +7,9 @@ from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeGuard
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Engine, ExceptionContext, Pool, event
+from sqlalchemy import Connection, Engine, ExceptionContext, Pool, event
 from sqlalchemy.orm import Session
 
 from tinycortex.commits import AfterCommit
@@ -62,6 +63,8 @@ class Database:
         self._quick = self.engine if settings.durability == "strict" else self._dialect.quick(self.engine, settings)
         self._process = os.getpid()
         self._inherited: list[Pool] = []
+        self._met: WeakKeyDictionary[StorageError, Connection] = WeakKeyDictionary()
+        """Where each of its faults was met."""
         # Where the error arises, so that one of this database is told from any other's that a block meets.
         event.listen(self.engine, "handle_error", self._translate)
 
@@ -119,6 +122,10 @@ class Database:
     def is_busy(self, error: BaseException) -> bool:
         """Tell whether ``error`` comes from a lock that was held too long, in this database or another."""
         return isinstance(error, StorageBusyError) or self._dialect.classify(error) is StorageBusyError
+
+    def waited_for_others(self, fault: StorageError, connection: Connection) -> bool:
+        """Tell whether the busy ``fault`` is due to other transactions than that of ``connection``, which met it."""
+        return self._dialect.row_lock != "" and self._met.get(fault) is connection
 
     def keep_open(self, session: Session) -> AbstractContextManager[None]:
         """Keep the block from ending the session's transaction, by whatever way the engine can refuse.
@@ -225,7 +232,13 @@ class Database:
     def _translate(self, context: ExceptionContext) -> StorageError | None:
         error = context.original_exception
         kind = self._dialect.classify(error)
-        return None if kind is None else kind(f"database {self.masked_url}: {error}", url=self.masked_url)
+        if kind is None:
+            return None
+        told = " ".join(str(error).split())  # on one line, as a log record and a command's error are
+        fault = kind(f"database {self.masked_url}: {told}", url=self.masked_url)
+        if context.connection is not None:
+            self._met[fault] = context.connection
+        return fault
 
 
 class ObservedDatabase(Database):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session
 
 from tinycortex.config import QueueSettings
@@ -14,7 +14,7 @@ from tinycortex.db import Database
 from tinycortex.domain import policy
 from tinycortex.domain.clock import Clock
 from tinycortex.domain.failures import describe_error, find_failure, iter_causes
-from tinycortex.domain.jobs import Job
+from tinycortex.domain.jobs import Job, JobStatus
 from tinycortex.domain.outcomes import Defer, Done, JobPlan, Writes
 from tinycortex.domain.redact import scrub_for_log
 from tinycortex.errors import InvalidInputError, JobFailure, StorageBusyError, StorageError
@@ -23,7 +23,9 @@ from tinycortex.services.producer import Producer
 
 logger = logging.getLogger(__name__)
 
-_NOT_HELD = "was cancelled, or claimed anew after its lease; nothing of this run is written"
+_NOT_HELD = (
+    "was cancelled, claimed anew after its lease, or settled by a commit whose answer was lost; nothing more is written"
+)
 
 
 class Settlement:
@@ -96,6 +98,7 @@ class Settlement:
             plans = [plan for (_job, plan), is_held in zip(done, held, strict=True) if is_held]
             if follow_ups := [follow_up for plan in plans for follow_up in plan.follow_ups]:
                 self._producer.enqueue_many(follow_ups, session=tx)
+            held = [is_held or self._was_done(job, tx) for job, is_held in zip(jobs, held, strict=True)]
         for job, is_held in zip(jobs, held, strict=True):
             if not is_held:
                 logger.warning("job %s (%s) %s", job.id, job.kind, _NOT_HELD)
@@ -105,35 +108,46 @@ class Settlement:
         with self._database.within(around) as session:
             # First the row: a stale holder writes nothing else, and learns it before its writes run.
             if not self._end(job, plan, session):
-                return False
+                return isinstance(plan, Done) and self._was_done(job, session)
             if plan.writes is not None:
                 self._write(plan.writes, session)
             for follow_up in plan.follow_ups:
                 self._producer.enqueue(follow_up, session=session)
         return True
 
+    def _was_done(self, job: Job, session: Session) -> bool:
+        """Tell whether this very claim has ended so before, by a commit that was kept although its answer was lost."""
+        found = self._jobs.find_job(job.id, session=session)
+        return found is not None and found.status is JobStatus.DONE and found.claim_token == job.claim_token
+
     def _write(self, writes: Writes, session: Session) -> None:
         """Call a handler's writes in the settlement's transaction, which they cannot end.
 
         Raises:
-            StorageError: this database could not take them; the result is kept, and tried again.
+            StorageError: this database could not take them; the result is kept, and tried again. So it is when
+                they met a lock of somebody else's, which only an engine with many writers has.
             BaseException: whatever else they met; it fails the attempt, or it would be tried again for ever.
         """
+        connection = session.connection()
         try:
             with self._database.keep_open(session), _no_commit(session):
                 _refuse_awaitable(writes(session))
                 session.flush()
         except BaseException as error:
             fault = next(filter(self._database.owns, iter_causes(error)), None)
-            if fault is not None and not isinstance(fault, StorageBusyError):
+            if fault is not None and self._is_theirs(fault, connection):
                 raise fault from error
-            if self._database.is_busy(error):  # not for others: this settlement holds the write lock
+            if self._database.is_busy(error):  # not for others: this settlement holds what it waited for
                 raise InvalidInputError(
                     "writes= waited for the write lock that its own settlement holds; write through its session"
                 ) from error
             if isinstance(error, StorageError):
                 raise InvalidInputError(f"writes= met a fault outside its session: {error}") from error
             raise
+
+    def _is_theirs(self, fault: StorageError, connection: Connection) -> bool:
+        """Tell whether ``fault`` is due to others, or to the database itself, and not to the settlement's own lock."""
+        return not isinstance(fault, StorageBusyError) or self._database.waited_for_others(fault, connection)
 
     def _end(self, job: Job, plan: JobPlan, session: Session) -> bool:
         if not isinstance(plan, Defer):
