@@ -4,7 +4,7 @@ Nothing here needs an ``alembic.ini``, changes the working directory, or touches
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
@@ -29,6 +29,7 @@ __all__ = [
     "downgrade",
     "find_differences",
     "find_revision",
+    "include_name",
     "sql",
     "stamp",
     "upgrade",
@@ -124,6 +125,22 @@ def check(url: str, *, schema: str | None = None) -> list[str]:
         return find_differences(database)
     finally:
         database.dispose()
+
+
+def include_name(name: str | None, kind: str, parents: Mapping[str, str | None]) -> bool:  # noqa: ARG001 - Alembic's
+    """Tell a host application's Alembic whether what it found in the database may be the application's own.
+
+    For ``context.configure(include_name=tinycortex.schema.include_name)`` in the host's ``env.py``, or to be asked by
+    a function of its own: without it autogenerate would drop the tables of ours, which the host's models lack.
+
+    Args:
+        name: what Alembic found; None for the default schema.
+        kind: what that is, such as ``table``.
+        parents: the schema and the table that it lies in.
+    """
+    from tinycortex.models import Base  # noqa: PLC0415 - see HEAD
+
+    return kind != "table" or (name != VERSION_TABLE and name not in Base.metadata.tables)
 
 
 def find_differences(database: Database) -> list[str]:
