@@ -1,5 +1,6 @@
 """A program that knows only the contract's columns works on the same file, and writes what we never would."""
 
+import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -223,3 +224,22 @@ def test_a_lease_that_is_no_number_is_over(cortex: Cortex, other: sqlite3.Connec
     enqueue_foreign(other, status="running", attempts=1, locked_until_ms=value)
     assert cortex.recover_stale_locks() == 1
     assert cortex.get_job("theirs").status is JobStatus.READY
+
+
+# Text
+
+
+def test_a_nul_in_a_row_of_another_program_is_seen_and_harms_nothing(
+    cortex: Cortex, other: sqlite3.Connection, database_url: str, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    """The payload is shown whole, refused for good, and the next job runs; what we store has no NUL."""
+    cortex.handler("note", payload=Note)(lambda _ctx, _payload: None)
+    enqueue_foreign(other, payload_json='{"text": "before\x00after"}')
+    next_id = str(cortex.enqueue(NewJob.of("note", Note())))
+    assert cortex.drain_until_idle() == 2
+    job = cortex.get_job("theirs")
+    assert (job.status, job.failure_reason) == (JobStatus.FAILED, "malformed_payload")
+    assert "\x00" not in str(job.last_error)
+    assert cortex.get_job(next_id).status is JobStatus.DONE
+    _code, out, _err = run("--database-url", database_url, "jobs", "show", "theirs", "--json")
+    assert json.loads(out)["payload_json"] == '{"text": "before\x00after"}'
