@@ -20,6 +20,9 @@ from tinycortex.domain.findings import Finding
 from tinycortex.domain.redact import mask_url
 from tinycortex.errors import InvalidInputError, StorageBusyError, StorageError
 
+_TRIES = 5
+"""Of a transaction that is undone for the sake of others, each time."""
+
 
 @dataclass(slots=True)
 class _Transaction:
@@ -153,6 +156,24 @@ class Database:
                 yield own
         else:
             yield session
+
+    def write(self, do: Callable[[Session], object], session: Session | None) -> None:
+        """Have ``do`` write in the caller's transaction, or in one of its own when there is none.
+
+        One of its own that was undone to let another one go on, as after a deadlock, is made again.
+
+        Raises:
+            StorageError: nothing was written.
+        """
+        for left in reversed(range(_TRIES)):
+            try:
+                with self.within(session) as tx:
+                    do(tx)
+            except StorageBusyError as error:
+                if session is not None or left == 0 or not self._dialect.was_undone_for_others(error.__cause__):
+                    raise
+            else:
+                return
 
     @contextmanager
     def reading_within(self, session: Session | None) -> Iterator[Session]:

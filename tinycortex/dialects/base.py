@@ -112,6 +112,10 @@ class Dialect(Protocol):
         """Return the storage error that the driver's ``error`` stands for, by code and never by message."""
         ...
 
+    def was_undone_for_others(self, error: BaseException | None) -> bool:
+        """Tell whether a driver's error says that a transaction was undone to let others go on."""
+        ...
+
     def keep_open(self, connection: Connection) -> AbstractContextManager[None]:
         """Keep the block from ending the connection's transaction.
 

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DisconnectionError
 from tinycortex.config import DatabaseSettings
 from tinycortex.dialects.base import Observer
 from tinycortex.dialects.postgresql_clock import ServerClock
-from tinycortex.dialects.postgresql_faults import READ_ONLY, sqlstate_of, storage_error_of
+from tinycortex.dialects.postgresql_faults import READ_ONLY, UNDONE_FOR_OTHERS, sqlstate_of, storage_error_of
 from tinycortex.dialects.postgresql_watch import CHANNEL, NotificationWatch, NoWatch
 from tinycortex.domain.findings import Finding
 from tinycortex.errors import ConfigurationError, StorageError, TransactionEndedError
@@ -101,6 +101,10 @@ class PostgreSQLDialect:
     def classify(self, error: BaseException) -> type[StorageError] | None:
         """Return the storage error of a driver's error; None for one that is not about storage."""
         return storage_error_of(error)
+
+    def was_undone_for_others(self, error: BaseException | None) -> bool:
+        """Tell whether the transaction was the one that ended a deadlock, or a conflict of snapshots."""
+        return error is not None and sqlstate_of(error) in UNDONE_FOR_OTHERS
 
     @contextmanager
     def keep_open(self, connection: Connection) -> Iterator[None]:

@@ -15,6 +15,9 @@ from tinycortex.errors import (
 READ_ONLY = "25006"
 """The server, a standby perhaps, takes no writes."""
 
+UNDONE_FOR_OTHERS = frozenset({"40001", "40P01"})
+"""The transaction conflicted with others, and was undone to let them go on."""
+
 # The longest prefix that fits decides.
 _CLASSES: dict[str, type[StorageError]] = {
     "08": StorageUnavailableError,  # the connection

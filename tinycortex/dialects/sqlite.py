@@ -126,6 +126,10 @@ class SQLiteDialect:
         """Return the storage error of a driver's error; None for one that is not about storage."""
         return storage_error_of(error)
 
+    def was_undone_for_others(self, error: BaseException | None) -> bool:  # noqa: ARG002 - one writer has no rival
+        """Return False: writers take turns."""
+        return False
+
     @contextmanager
     def keep_open(self, connection: Connection) -> Iterator[None]:
         """Have SQLite itself refuse BEGIN, COMMIT and ROLLBACK, from whatever layer they come."""

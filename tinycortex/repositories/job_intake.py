@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, TypeVar
 
 import uuid_utils
@@ -102,7 +102,8 @@ class JobIntake(JobReader):
         """Insert many jobs in one transaction: all of them, or none when one cannot be written.
 
         Where several can write at a time, rows are written in the order of their keys, so that two callers
-        with overlapping keys wait for each other instead of locking each other out. Where the database has one
+        with overlapping keys wait for each other instead of locking each other out; where a transaction of our own
+        was undone all the same, to let somebody else's go on, it is made again. Where the database has one
         writer they are written as given: rows that are claimed one after another then lie side by side, which
         makes their claims and settlements several times as cheap.
 
@@ -123,28 +124,30 @@ class JobIntake(JobReader):
         # a statement at a time: beside the jobs only their ids are held.
         ids = [mint_id() for _ in wanted]
         taken: list[str | None] = [None] * len(wanted)
-        order: Sequence[int] = range(len(wanted))
+        plain = [self._on_duplicate(job) is OnDuplicate.IGNORE for job in wanted]
         if self._database.row_lock:
-            order = sorted(order, key=lambda index: wanted[index].dedupe_key or "")
-        modes = [self._on_duplicate(job) for job in wanted]
-        plain = [index for index in order if modes[index] is OnDuplicate.IGNORE]
-        with self.emitter.tracer.sending([job.kind for job in wanted]) as trace_context:
-            with self._database.within(session) as tx:
-                for batch in portions(plain):
+            order = sorted(range(len(wanted)), key=lambda index: wanted[index].dedupe_key or "")
+        else:
+            order = sorted(range(len(wanted)), key=lambda index: not plain[index])  # those that share a statement
+
+        def write(tx: Session) -> None:
+            for is_plain, run in groupby(order, plain.__getitem__):
+                indexes = list(run)
+                for batch in portions(indexes) if is_plain else [[index] for index in indexes]:
                     rows = [self._row(wanted[index], ids[index], now_ms, trace_context) for index in batch]
-                    inserted = self._insert(tx, rows)
+                    inserted = (
+                        self._insert(tx, rows) if is_plain else self._insert_replacing(tx, wanted[batch[0]], rows[0])
+                    )
                     for index in batch:
                         taken[index] = ids[index] if ids[index] in inserted else None
-                for index in order:
-                    if modes[index] is not OnDuplicate.IGNORE:
-                        row = self._row(wanted[index], ids[index], now_ms, trace_context)
-                        inserted = self._insert_replacing(tx, wanted[index], row)
-                        taken[index] = ids[index] if ids[index] in inserted else None
-                new = [(job_id, job.kind) for job_id, job in zip(taken, wanted, strict=True) if job_id is not None]
-                if session is not None:
-                    self._announce(new, session)
-            if session is None:
-                self._announce(new)
+
+        with self.emitter.tracer.sending([job.kind for job in wanted]) as trace_context:
+            self._database.write(write, session)
+            new = [(job_id, job.kind) for job_id, job in zip(taken, wanted, strict=True) if job_id is not None]
+            if session is not None:
+                self._announce(new, session)
+        if session is None:
+            self._announce(new)
         return taken
 
     def _announce(self, new: list[tuple[str, str]], session: Session | None = None) -> None:
