@@ -130,8 +130,10 @@ class PostgreSQLDialect:
         finally:
             del driver.commit, driver.rollback
             driver.cursor_factory = factory
-            if refused:  # SQLAlchemy may take it for ended by now, and would leave it open
+            if refused:  # SQLAlchemy may take it for ended by now, or have let go of it, and would leave it open
                 driver.rollback()
+                if not connection.closed:
+                    connection.invalidate()
         if refused:
             raise TransactionEndedError(_NO_END.format(refused[0]))
         if driver.info.transaction_status != TransactionStatus.INTRANS:
