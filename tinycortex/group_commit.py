@@ -41,8 +41,11 @@ Batch = Generator[Sequence[Write], list[Any], T]
 _MOST_CALLS = 100
 """Taken together, for as long as another process may have to wait for the write lock."""
 
-_NOBODY_COULD = (StorageBusyError, StorageUnavailableError, StorageCorruptError)
-"""Faults that each write alone would meet again, after its own share of waiting."""
+_NOBODY_COULD = (StorageUnavailableError, StorageCorruptError)
+"""Faults that each write alone would meet again."""
+
+_MOST_WAITS = 2
+"""Writes of one group that may wait for a row's lock in vain, one after another, before the others wait no more."""
 
 
 class _BatchCall(Waiting):
@@ -119,6 +122,9 @@ class _Writing:
         self._database = database
         self._fault: StorageError | None = None
         """What all that is still to be written would meet as well."""
+        # Where there is one lock for all, who waits for it in vain has done so for everybody. A row's lock may concern
+        # one write alone, and one of the table, which takes as long to be told from it, all of them.
+        self._waits_left = _MOST_WAITS if database.row_lock else 0
 
     def write(self, writes: Sequence[tuple[Write, Context]]) -> list[Any]:
         outcomes: list[Any] = []
@@ -130,17 +136,32 @@ class _Writing:
         return outcomes
 
     def _write_together(self, writes: list[tuple[Write, Context]]) -> list[Any]:
-        if self._fault is None:
+        outcomes: dict[int, Any] = {}
+        left = list(range(len(writes)))
+        while left and self._fault is None:
+            made: dict[int, Any] = {}
+            number = left[0]
             try:
                 with self._database.transaction(durable=False) as session:
-                    for _write, context in writes:
+                    for number in left:
+                        write, context = writes[number]
                         share_transactions(context)
-                    return [context.run(write.make, session) for write, context in writes]
+                        made[number] = context.run(write.make, session)
             except _NOBODY_COULD as error:
                 self._fault = error
-            except BaseException:  # noqa: BLE001, S110 - whoever raised it will again, alone
-                pass
-        return self._write_one_by_one(writes)
+            except StorageBusyError as error:
+                self._note_wait(error)
+                if writes[number][0].pieces:
+                    break
+                outcomes[number] = error
+                left.remove(number)
+            except BaseException:  # noqa: BLE001 - whoever raised it will again, alone
+                break
+            else:
+                outcomes |= made
+                left = []
+        outcomes |= zip(left, self._write_one_by_one([writes[number] for number in left]), strict=True)
+        return [outcomes[number] for number in range(len(writes))]
 
     def _write_one_by_one(self, writes: list[tuple[Write, Context]]) -> list[Any]:
         return [
@@ -157,8 +178,14 @@ class _Writing:
             return context.run(make, None)
         except BaseException as error:  # noqa: BLE001 - it is the caller's
             if isinstance(error, StorageBusyError):
-                self._fault = error  # or each would wait for the lock, as long as the first did
+                self._note_wait(error)
             return error
+
+    def _note_wait(self, error: StorageBusyError) -> None:
+        """Let nobody wait any more, each for as long as this one did, when enough have."""
+        if self._waits_left == 0:
+            self._fault = error
+        self._waits_left -= 1
 
 
 def _take_waiting(calls: "SimpleQueue[Waiting | None]") -> list[Waiting | None]:

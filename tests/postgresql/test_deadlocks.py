@@ -1,5 +1,6 @@
 """Writers that meet the same keys in another order: whoever is undone tries again, and each key has one row."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -137,3 +138,33 @@ def test_a_result_that_waits_in_vain_is_written_later(hurried: Cortex, open_hurr
         until(lambda: hurried.jobs.count_by_kind_and_status().get(("note", "done")) == TOGETHER + 1)
     assert sorted(ran) == sorted([*keys, "again"])
     assert {(job.status, job.attempts) for job in hurried.jobs.list_jobs()} == {(JobStatus.DONE, 1)}
+
+
+@pytest.mark.parametrize("blocked", [1, 3])
+def test_a_result_that_waits_for_somebody_holds_up_no_neighbour(hurried: Cortex, cortex: Cortex, blocked: int) -> None:
+    """Eight end together; the follow-ups of some meet a key that an open transaction holds, and the others are done."""
+    begun: list[str] = []
+    all_begun: list[asyncio.Event] = []
+    numbers = [str(number) for number in range(TOGETHER)]
+
+    async def run(_ctx: JobContext, payload: Note) -> Done:
+        begun.append(payload.text)
+        all_begun.append(asyncio.Event())
+        if len(begun) == TOGETHER:
+            all_begun[0].set()
+        await all_begun[0].wait()
+        return Done(follow_ups=[note("held" if payload.text in numbers[:blocked] else payload.text, "then")])
+
+    def count_done() -> int:
+        return cortex.jobs.count_by_kind_and_status().get(("note", "done"), 0)
+
+    hurried.handler("note", payload=Note)(run)
+    hurried.enqueue_many(NewJob.of("note", Note(text=number)) for number in numbers)
+    with working(hurried):
+        with cortex.transaction() as session:
+            assert cortex.enqueue(note("held", "then"), session=session) is not None
+            until(lambda: count_done() == TOGETHER - blocked)
+        until(lambda: count_done() == TOGETHER)
+    assert sorted(begun) == numbers
+    assert {job.attempts for job in cortex.jobs.list_jobs(kind="note")} == {1}
+    assert {job.dedupe_key for job in cortex.jobs.list_jobs(kind="then")} == {"held", *numbers[blocked:]}

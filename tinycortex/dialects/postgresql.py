@@ -133,7 +133,7 @@ class PostgreSQLDialect:
         finally:
             del driver.commit, driver.rollback
             driver.cursor_factory = factory
-            if refused:  # SQLAlchemy may take it for ended by now, and would leave it open, or never return it
+            if refused:  # SQLAlchemy may take it for ended by now, or have let go of it, and would leave it open
                 driver.rollback()
                 if not connection.closed:
                     connection.invalidate()

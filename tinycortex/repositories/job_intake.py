@@ -133,10 +133,11 @@ class JobIntake(JobReader):
         # a statement at a time: beside the jobs only their ids are held.
         ids = [mint_id() for _ in wanted]
         taken: list[str | None] = [None] * len(wanted)
-        order: Sequence[int] = range(len(wanted))
-        if self._database.row_lock:
-            order = sorted(order, key=lambda index: wanted[index].dedupe_key or "")
         plain = [self._on_duplicate(job) is OnDuplicate.IGNORE for job in wanted]
+        if self._database.row_lock:
+            order = sorted(range(len(wanted)), key=lambda index: wanted[index].dedupe_key or "")
+        else:
+            order = sorted(range(len(wanted)), key=lambda index: not plain[index])  # those that share a statement
 
         def write(tx: Session) -> None:
             for is_plain, run in groupby(order, plain.__getitem__):
@@ -152,7 +153,10 @@ class JobIntake(JobReader):
         with self.emitter.tracer.sending([job.kind for job in wanted]) as trace_context:
             self._database.write(write, session)
             new = [(job_id, job.kind) for job_id, job in zip(taken, wanted, strict=True) if job_id is not None]
-            self._announce(new, session)
+            if session is not None:
+                self._announce(new, session)
+        if session is None:
+            self._announce(new)
         return taken
 
     def _announce(self, new: list[tuple[str, str]], session: Session | None = None) -> None:

@@ -25,7 +25,8 @@ from tinycortex.services.producer import Producer
 logger = logging.getLogger(__name__)
 
 _NOT_HELD = (
-    "was cancelled, claimed anew after its lease, or settled by a commit whose answer was lost; nothing more is written"
+    "was cancelled, or claimed anew after its lease, or settled by a commit whose answer was lost; "
+    "nothing more is written"
 )
 
 

@@ -148,7 +148,8 @@ class Results:
     def begin_again(self, *, at_once: bool) -> Settling:
         """Return what writes the kept results whose time to be tried again has come, or ``at_once`` all of them."""
         now = time.monotonic()
-        due = [kept.ended for kept in self._kept if at_once or kept.again_at <= now]
+        # The last one first, so that those which wait for a lock do not keep the others from their turn for ever.
+        due = [kept.ended for kept in reversed(self._kept) if at_once or kept.again_at <= now]
         self._kept = [kept for kept in self._kept if not (at_once or kept.again_at <= now)]
         return self.begin(due, again=True)
 
