@@ -230,7 +230,9 @@ def connect_options(settings: DatabaseSettings, given: dict[str, Any]) -> dict[s
 
 def _variables(settings: DatabaseSettings) -> dict[str, str]:
     """Return the variables of the server that the queue's sessions set."""
-    variables = {"lock_timeout": str(max(1, settings.busy_timeout_ms))}  # 0 would be to wait for ever
+    # What was planned while the queue was empty, and kept, reads and sorts a whole backlog for each claim later on.
+    variables = {"plan_cache_mode": "force_custom_plan"}
+    variables["lock_timeout"] = str(max(1, settings.busy_timeout_ms))  # 0 would be to wait for ever
     if settings.schema_name is not None:
         variables["search_path"] = settings.schema_name
     return variables
