@@ -1,5 +1,6 @@
 """Fixtures of every suite. An engine more is one word in ENGINES and one fixture ``make_<engine>``."""
 
+import logging
 import os
 import shutil
 import sys
@@ -197,6 +198,10 @@ def cortex(open_cortex: OpenCortex) -> Cortex:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """Return a function that runs one command in a folder of its own: exit code, standard output and error."""
     monkeypatch.chdir(tmp_path)
+    # What a command logs to is the standard error of this test, and closed after it.
+    logger = logging.getLogger("tinycortex")
+    monkeypatch.setattr(logger, "handlers", [*logger.handlers])
+    monkeypatch.setattr(logger, "level", logger.level)
 
     def invoke(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["tinycortex", *arguments])

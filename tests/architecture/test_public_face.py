@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -74,7 +75,7 @@ HEAVY = """
 """
 
 
-def test_a_program_that_enqueues_loads_what_it_needs(sqlite_urls: tuple[str, str]) -> None:
+def test_a_program_that_enqueues_loads_what_it_needs(make_sqlite: Callable[[bool], str]) -> None:
     """No migration machinery, command line, test tool or mapped table comes with an opening and an enqueue."""
     command = """
 import sys
@@ -83,7 +84,7 @@ with Cortex.open(sys.argv[1]) as cortex:
     cortex.enqueue(NewJob.of("flush_stale", FlushStalePayload(max_age_secs=0)))
 print(*sorted(set(sys.argv[2:]) & set(sys.modules)))
 """
-    arguments = [sys.executable, "-c", command, sqlite_urls[1], *HEAVY.split()]
+    arguments = [sys.executable, "-c", command, make_sqlite(True), *HEAVY.split()]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 

@@ -61,11 +61,14 @@ def claim(cortex: Cortex, limit: int = 1) -> int:
 
 @contextmanager
 def statements(cortex: Cortex) -> Iterator[list[str]]:
-    """Collect the statements that reach the driver, less those that begin and end transactions."""
+    """Collect the statements of this thread that reach the driver, less those that begin and end transactions."""
     seen: list[str] = []
+    here = threading.get_ident()
 
     def collect(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
-        if not statement.startswith(("BEGIN", "PRAGMA", "SELECT floor(extract(epoch")):
+        if threading.get_ident() == here and not statement.startswith(
+            ("BEGIN", "PRAGMA", "SELECT floor(extract(epoch")
+        ):
             seen.append(statement)
 
     event.listen(cortex.database.engine, "before_cursor_execute", collect)

@@ -15,8 +15,13 @@ from tinycortex.testing import ChunkRowFactory, FakeDelegates, ManualClock, NewJ
 
 
 @pytest.fixture
-def cortex(sqlite_urls: tuple[str, str], clock: ManualClock, delegates: FakeDelegates) -> "Callable[[], Cortex]":
-    return lambda: Cortex.open(sqlite_urls[1], clock=clock, delegates=delegates)
+def url(make_sqlite: Callable[[bool], str]) -> str:
+    return make_sqlite(True)
+
+
+@pytest.fixture
+def cortex(url: str, clock: ManualClock, delegates: FakeDelegates) -> "Callable[[], Cortex]":
+    return lambda: Cortex.open(url, clock=clock, delegates=delegates)
 
 
 @asynccontextmanager
@@ -35,13 +40,11 @@ def chunk_ids(cortex: Cortex) -> list[str]:
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_the_job_commits_or_vanishes_with_the_session(
-    cortex: Callable[[], Cortex], sqlite_urls: tuple[str, str], commit: bool
-) -> None:
+def test_the_job_commits_or_vanishes_with_the_session(cortex: Callable[[], Cortex], url: str, commit: bool) -> None:
     """With an AsyncSession the awaited enqueue belongs to the session's own transaction."""
 
     async def produce(queue: Cortex) -> str | None:
-        async with async_session(sqlite_urls[1]) as session:
+        async with async_session(url) as session:
             session.add(ChunkRowFactory.build(id="c1"))
             job_id = await queue.enqueue(NewJobFactory.build(chunk_id="c1"), session=session)
             await (session.commit() if commit else session.rollback())
@@ -53,11 +56,11 @@ def test_the_job_commits_or_vanishes_with_the_session(
         assert (chunk_ids(queue) == ["c1"]) is commit
 
 
-def test_a_duplicate_is_none(cortex: Callable[[], Cortex], sqlite_urls: tuple[str, str]) -> None:
+def test_a_duplicate_is_none(cortex: Callable[[], Cortex], url: str) -> None:
     """A suppressed duplicate is None after the await, as without one."""
 
     async def produce(queue: Cortex) -> str | None:
-        async with async_session(sqlite_urls[1]) as session:
+        async with async_session(url) as session:
             return await queue.enqueue(NewJobFactory.build(dedupe_key="k"), session=session)
 
     with cortex() as queue:
@@ -65,11 +68,11 @@ def test_a_duplicate_is_none(cortex: Callable[[], Cortex], sqlite_urls: tuple[st
         assert asyncio.run(produce(queue)) is None
 
 
-def test_a_malformed_payload_raises(cortex: Callable[[], Cortex], sqlite_urls: tuple[str, str]) -> None:
+def test_a_malformed_payload_raises(cortex: Callable[[], Cortex], url: str) -> None:
     """The payload is checked for an AsyncSession as well."""
 
     async def produce(queue: Cortex) -> None:
-        async with async_session(sqlite_urls[1]) as session:
+        async with async_session(url) as session:
             await queue.enqueue(NewJob(kind="seal", payload_json="{}"), session=session)
 
     with cortex() as queue, pytest.raises(PayloadError):

@@ -1,6 +1,6 @@
 """The raw statements that look for faults among the rows. Instants are ms since the epoch, UTC."""
 
-from sqlalchemy import TextClause, bindparam, text
+from sqlalchemy import Text, TextClause, bindparam, text
 
 from tinycortex.domain.kinds import RETIRED_JOB_KINDS
 from tinycortex.repositories.upkeep_sql import EXPIRED, OURS
@@ -12,7 +12,7 @@ def _sample(where: str, rows: str = "mem_tree_jobs AS job") -> TextClause:
 
 SAMPLE_EXPIRED = _sample(EXPIRED)
 
-SAMPLE_OWNED = _sample(f"{OURS} IN :worker_ids").bindparams(bindparam("worker_ids", expanding=True))
+SAMPLE_OWNED = _sample(f"{OURS} IN :worker_ids").bindparams(bindparam("worker_ids", expanding=True, type_=Text()))
 
 # Uncorrelated, so that a missing index, which is one of the faults, does not make it read the table row by row.
 SAMPLE_BLOCKED = _sample(
@@ -22,6 +22,8 @@ SAMPLE_BLOCKED = _sample(
     """
 )
 
-SAMPLE_RETIRED = _sample("kind IN :kinds").bindparams(bindparam("kinds", sorted(RETIRED_JOB_KINDS), expanding=True))
+SAMPLE_RETIRED = _sample("kind IN :kinds").bindparams(
+    bindparam("kinds", sorted(RETIRED_JOB_KINDS), expanding=True, type_=Text())
+)
 
 SAMPLE_AHEAD = _sample("created_at_ms > :written_ms OR started_at_ms > :written_ms OR locked_until_ms > :leased_ms")

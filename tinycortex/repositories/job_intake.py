@@ -134,10 +134,11 @@ class JobIntake(JobReader):
         ids = [mint_id() for _ in wanted]
         taken: list[str | None] = [None] * len(wanted)
         plain = [self._on_duplicate(job) is OnDuplicate.IGNORE for job in wanted]
-        if self._database.row_lock:
-            order = sorted(range(len(wanted)), key=lambda index: wanted[index].dedupe_key or "")
-        else:
-            order = sorted(range(len(wanted)), key=lambda index: not plain[index])  # those that share a statement
+        # Of one key those that share a statement come first, and with one writer of all keys.
+        by_key = bool(self._database.row_lock)
+        order = sorted(
+            range(len(wanted)), key=lambda index: (by_key and (wanted[index].dedupe_key or ""), not plain[index])
+        )
 
         def write(tx: Session) -> None:
             for is_plain, run in groupby(order, plain.__getitem__):

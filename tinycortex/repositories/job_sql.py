@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from functools import lru_cache
 
-from sqlalchemy import Select, TextClause, bindparam, column, select, table, text
+from sqlalchemy import Select, Text, TextClause, bindparam, column, select, table, text
 
 from tinycortex.domain.jobs import ACTIVE_KEY_PREDICATE, Job
 from tinycortex.domain.kinds import KindSpec
@@ -285,4 +285,4 @@ NOTE_ERROR = text(f"UPDATE mem_tree_jobs SET last_error = :last_error {HELD}")
 WATCH = text(
     "SELECT id, claim_token, attempts, started_at_ms, cancel_requested_at_ms FROM mem_tree_jobs "
     "WHERE status = 'running' AND id IN :ids"
-).bindparams(bindparam("ids", expanding=True))
+).bindparams(bindparam("ids", expanding=True, type_=Text()))

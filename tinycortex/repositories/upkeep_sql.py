@@ -3,7 +3,7 @@
 from functools import lru_cache
 from typing import NamedTuple
 
-from sqlalchemy import TextClause, bindparam, text
+from sqlalchemy import Text, TextClause, bindparam, text
 
 from tinycortex.domain import policy
 from tinycortex.domain.jobs import JobStatus
@@ -37,7 +37,7 @@ OURS = "status = 'running' AND claimed_at_ms = started_at_ms AND locked_by"
 RECOVER_EXPIRED = text(f"{_RECOVER} WHERE {EXPIRED} {KEPT}")
 
 RECOVER_OWNED = text(f"{_RECOVER} WHERE {OURS} IN :worker_ids {KEPT}").bindparams(
-    bindparam("worker_ids", expanding=True)
+    bindparam("worker_ids", expanding=True, type_=Text())
 )
 
 # A settlement of ours makes a job of the request that it finds, so one that is left was not seen.
@@ -64,7 +64,7 @@ CANCEL_OWN = text(
 LIST_OWN = text(f"SELECT {COLUMNS} FROM mem_tree_jobs WHERE {OURS} = :worker_id")
 
 PURGE_RETIRED = text("DELETE FROM mem_tree_jobs WHERE kind IN :kinds").bindparams(
-    bindparam("kinds", sorted(RETIRED_JOB_KINDS), expanding=True)
+    bindparam("kinds", sorted(RETIRED_JOB_KINDS), expanding=True, type_=Text())
 )
 
 
@@ -93,7 +93,7 @@ def find_purgeable(status: JobStatus, remembered: tuple[tuple[str, int], ...]) -
 # Status and age again: a row may have been requeued, and have settled anew, since it was found.
 PURGE = text(
     "DELETE FROM mem_tree_jobs WHERE id IN :ids AND status = :status AND completed_at_ms < :before_ms"
-).bindparams(bindparam("ids", expanding=True))
+).bindparams(bindparam("ids", expanding=True, type_=Text()))
 
 
 class Requeue(NamedTuple):
