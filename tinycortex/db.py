@@ -63,6 +63,8 @@ class Database:
         self.presence: Presence = self._dialect.presence(settings)
         self.row_lock = self._dialect.row_lock
         """How a search locks what it finds; see :class:`Dialect`."""
+        self.has_arrays = self._dialect.has_arrays
+        """Whether a parameter may be a list."""
         self._reader = self._dialect.reader(self.engine)
         self._quick = self.engine if settings.durability == "strict" else self._dialect.quick(self.engine, settings)
         self._name = uuid.uuid4().hex

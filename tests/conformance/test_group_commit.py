@@ -81,7 +81,8 @@ def test_one_bad_result_takes_no_neighbour_down(cortex: Cortex, bad: Callable[[]
 
 def _values(parameters: Mapping[str, object] | Sequence[object]) -> set[object]:
     """Return a statement's values, whichever way its driver takes them."""
-    return set(parameters.values() if isinstance(parameters, Mapping) else parameters)
+    values = list(parameters.values() if isinstance(parameters, Mapping) else parameters)
+    return {one for value in values for one in (value if isinstance(value, list) else [value])}
 
 
 def test_what_ends_together_is_settled_together(cortex: Cortex) -> None:

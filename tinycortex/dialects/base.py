@@ -75,10 +75,12 @@ class Dialect(Protocol):
     Attributes:
         row_lock: the clause by which a search locks the rows that it finds and passes over those that others have
             locked; empty where a write transaction has the database to itself.
+        has_arrays: whether a parameter may be a list.
         has_schemas: whether a database has several of them.
     """
 
     row_lock: str
+    has_arrays: bool
     has_schemas: bool
 
     def create_engine(self, settings: DatabaseSettings, *, may_create: bool = False) -> Engine:

@@ -43,6 +43,7 @@ class PostgreSQLDialect:
     """PostgreSQL 14 and later."""
 
     row_lock = "FOR UPDATE SKIP LOCKED"
+    has_arrays = True
     has_schemas = True
 
     def create_engine(self, settings: DatabaseSettings, *, may_create: bool = False) -> Engine:  # noqa: ARG002 - a server makes no database

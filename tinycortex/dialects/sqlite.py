@@ -50,6 +50,7 @@ class SQLiteDialect:
     """SQLite through the standard library's driver."""
 
     row_lock = ""
+    has_arrays = False
     has_schemas = False
 
     def create_engine(self, settings: DatabaseSettings, *, may_create: bool = False) -> Engine:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, zip_longest
 from typing import Any
@@ -164,16 +164,9 @@ class JobLife(JobIntake):
             session: the caller's transaction.
         """
         now_ms = self._clock.now_ms()
-        requests: dict[tuple[str, int], str | None] = {}
         with self._database.within(session) as tx:
-            for start in range(0, len(jobs), _MOST_CLAIMS):
-                some = jobs[start : start + _MOST_CLAIMS]
-                size = next(size for size in _CLAIMS_PER_STATEMENT if size >= len(some))
-                named = [*chain.from_iterable(_claim(job).values() for job in some)]
-                named += _NO_CLAIM * (size - len(some))
-                values = dict(zip(job_sql.claim_parameters(size), named, strict=True))
-                done = execute(tx, job_sql.mark_done_many(size), values | {"now_ms": now_ms})
-                requests |= {(row.id, row.claim_token): row.rerun_payload_json for row in done}
+            done = self._mark_done_many(tx, jobs, now_ms)
+            requests = {(row.id, row.claim_token): row.rerun_payload_json for row in done}
             for job, took_ms in zip_longest(jobs, handler_ms):
                 claim = (job.id, job.claim_token)
                 if claim in requests and requests[claim] is None and not self.emitter.is_heard:
@@ -183,6 +176,19 @@ class JobLife(JobIntake):
                     self._conclude(tx, job_sql.MARK_DONE, row, {"now_ms": now_ms}, job)
             self._tell_of_permits(tx, (job.kind for job in jobs))
         return [(job.id, job.claim_token) in requests for job in jobs]
+
+    def _mark_done_many(self, tx: Session, jobs: Sequence[Job], now_ms: int) -> Iterator[Row[Any]]:
+        claims = [tuple(_claim(job).values()) for job in jobs]
+        if self._database.has_arrays and claims:
+            columns = dict(zip(job_sql.CLAIM_FIELDS, map(list, zip(*claims, strict=True)), strict=True))
+            yield from execute(tx, job_sql.MARK_DONE_LISTED, columns | {"now_ms": now_ms})
+            return
+        for start in range(0, len(claims), _MOST_CLAIMS):
+            some = claims[start : start + _MOST_CLAIMS]
+            size = next(size for size in _CLAIMS_PER_STATEMENT if size >= len(some))
+            named = chain.from_iterable([*some, *[_NO_CLAIM] * (size - len(some))])
+            values = dict(zip(job_sql.claim_parameters(size), named, strict=True))
+            yield from execute(tx, job_sql.mark_done_many(size), values | {"now_ms": now_ms})
 
     def mark_failed(self, job: Job, message: str, *, session: Session | None = None) -> bool:
         """Settle a claim with an untyped failure: a retry while budget is left, then failed (contract §4.5)."""

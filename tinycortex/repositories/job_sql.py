@@ -192,6 +192,16 @@ _DONE = (
 MARK_DONE = text(f"UPDATE mem_tree_jobs SET {_DONE} {_FREE_TO_SETTLE} {KEPT}")
 
 
+_HELD_FIELDS = ", ".join(f"held_{field}" for field in CLAIM_FIELDS)
+
+_MARK_HELD_DONE = f"""
+    UPDATE mem_tree_jobs SET {_DONE} FROM held
+    WHERE {" AND ".join(f"mem_tree_jobs.{field} = held_{field}" for field in CLAIM_FIELDS)}
+        AND status = 'running' AND cancel_requested_at_ms IS NULL
+    RETURNING id, claim_token, rerun_payload_json
+    """
+
+
 @lru_cache(maxsize=8)
 def mark_done_many(claims: int) -> TextClause:
     """Return the statement that settles ``claims`` claims as :data:`MARK_DONE` does one.
@@ -202,15 +212,13 @@ def mark_done_many(claims: int) -> TextClause:
     named = [f":{parameter}" for parameter in claim_parameters(claims)]
     width = len(CLAIM_FIELDS)
     values = ", ".join(f"({', '.join(named[start : start + width])})" for start in range(0, len(named), width))
-    held = " AND ".join(f"mem_tree_jobs.{field} = held_{field}" for field in CLAIM_FIELDS)
-    return text(
-        f"""
-        WITH held ({", ".join(f"held_{field}" for field in CLAIM_FIELDS)}) AS (VALUES {values})
-        UPDATE mem_tree_jobs SET {_DONE} FROM held
-        WHERE {held} AND status = 'running' AND cancel_requested_at_ms IS NULL
-        RETURNING id, claim_token, rerun_payload_json
-        """
-    )
+    return text(f"WITH held ({_HELD_FIELDS}) AS (VALUES {values}) {_MARK_HELD_DONE}")
+
+
+# The same for any number of claims, each field of theirs as one list: a server plans it in a moment.
+_LISTS = ", ".join(f"CAST(:{field} AS {'TEXT' if field == 'id' else 'BIGINT'}[])" for field in CLAIM_FIELDS)
+
+MARK_DONE_LISTED = text(f"WITH held ({_HELD_FIELDS}) AS (SELECT * FROM unnest({_LISTS})) {_MARK_HELD_DONE}")
 
 
 @lru_cache(maxsize=8)
