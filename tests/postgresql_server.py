@@ -129,10 +129,21 @@ SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid()
 """
 
+# To truncate a table makes files anew, one for each index, too; few tests write to more than one.
 _EMPTY = """
-DO $$ BEGIN
-    EXECUTE (SELECT 'TRUNCATE ' || string_agg(format('%I', tablename), ', ') FROM pg_tables
-             WHERE schemaname = 'public' AND tablename <> 'tinycortex_alembic_version');
+DO $$
+DECLARE
+    name TEXT;
+    is_used BOOLEAN;
+BEGIN
+    FOR name IN SELECT tablename FROM pg_tables
+        WHERE schemaname = 'public' AND tablename <> 'tinycortex_alembic_version'
+    LOOP
+        EXECUTE format('SELECT EXISTS (SELECT FROM %I)', name) INTO is_used;
+        IF is_used THEN
+            EXECUTE format('TRUNCATE %I', name);
+        END IF;
+    END LOOP;
 END $$
 """
 
