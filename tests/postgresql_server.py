@@ -141,7 +141,7 @@ BEGIN
     LOOP
         EXECUTE format('SELECT EXISTS (SELECT FROM %I)', name) INTO is_used;
         IF is_used THEN
-            EXECUTE format('TRUNCATE %I', name);
+            EXECUTE format('TRUNCATE %I CASCADE', name);
         END IF;
     END LOOP;
 END $$
