@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import create_engine, select
+from sqlalchemy import create_engine, select, text
 from sqlalchemy.orm import Session
 
 from tinycortex import Cortex, InvalidInputError, JobStatus, NewJob, PayloadError
@@ -40,6 +40,21 @@ def test_a_committed_transaction_keeps_row_and_job(cortex: Cortex) -> None:
         job_id = cortex.enqueue(NewJobFactory.build(chunk_id="c1"), session=session)
     assert chunk_ids(cortex) == ["c1"]
     assert cortex.get_job(str(job_id)).status is JobStatus.READY
+
+
+@pytest.mark.parametrize("open_one", ["transaction", "reading"])
+def test_a_result_that_nobody_reads_holds_nobody_up(
+    cortex: Cortex, open_cortex: Callable[..., Cortex], open_one: str
+) -> None:
+    """However long somebody keeps it: its snapshot ends with its transaction."""
+    for _ in range(3):
+        cortex.enqueue(NewJobFactory.build())
+    with getattr(cortex.database, open_one)() as session:
+        unread = session.execute(text("SELECT id FROM mem_tree_jobs"))
+    open_cortex().enqueue(NewJobFactory.build())
+    assert cortex.enqueue(NewJobFactory.build()) is not None
+    assert len(cortex.jobs.list_jobs()) == 5
+    unread.close()
 
 
 def test_a_rolled_back_transaction_keeps_neither(cortex: Cortex) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError, DisconnectionError
@@ -30,6 +31,7 @@ _WRITE = "BEGIN IMMEDIATE"
 
 _BEGIN = "tinycortex_begin"
 _SYNCHRONOUS = "tinycortex_synchronous"
+_RESULTS = "tinycortex_results"
 _IDENTITY = "tinycortex_file"
 
 _LOG_BYTES = 4 * 1024 * 1024
@@ -102,6 +104,7 @@ class SQLiteDialect:
                 connection.exec_driver_sql(begin)
 
         _refuse_after_the_end(engine)
+        _leave_nothing_unread(engine)
         _follow_the_file(engine, path)
         return engine
 
@@ -233,6 +236,26 @@ def _refuse_after_the_end(engine: Engine) -> None:
         driver: Any = connection.connection.dbapi_connection
         if not driver.in_transaction:
             raise TransactionEndedError(_OVER)
+
+
+def _leave_nothing_unread(engine: Engine) -> None:
+    """Close each result with its transaction at the latest.
+
+    One that was not read to its end keeps the snapshot that it reads, in which nobody can write any more: once
+    somebody else has, every later transaction of that connection would be told that the database is locked.
+    """
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def _note(connection: Connection, cursor: sqlite3.Cursor, *_rest: object) -> None:
+        if cursor.description is not None:
+            connection.info.setdefault(_RESULTS, WeakSet()).add(cursor)
+
+    @event.listens_for(engine, "checkin")
+    def _close(connection: sqlite3.Connection | None, record: ConnectionPoolEntry) -> None:
+        results = list(record.info.pop(_RESULTS, ()))
+        if connection is not None:  # else it has been closed, and they with it
+            for cursor in results:
+                cursor.close()
 
 
 def _wait_for_the_lock(connection: Connection, patience_ms: int) -> None:

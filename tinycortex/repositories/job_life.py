@@ -332,7 +332,7 @@ class JobLife(JobIntake):
         values = {"id": job_id, "now_ms": self._clock.now_ms()}
         with self._database.within(session) as tx:
             # Or it might go on from running to ready, or back, between the two statements.
-            tx.execute(job_sql.LOCK, {"id": job_id}).all()  # read to its end, or its snapshot outlives the transaction
+            tx.execute(job_sql.LOCK, {"id": job_id}).all()
             if count_changed(tx, job_sql.CANCEL_READY, values) == 1:
                 if self.emitter.is_heard:
                     self._tell(tx, JobCancelled(job=self.get_job(job_id, session=tx)))
