@@ -11,6 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import Context, copy_context
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -63,8 +64,27 @@ class Caller(ABC):
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Await the call. A cancellation ends the waiting only."""
-        # Shielded, since cancelling the wrapper would cancel a call that waits for its turn.
-        return await asyncio.shield(asyncio.wrap_future(self.submit(function, *arguments)))
+        return await result_of(self.submit(function, *arguments))
+
+
+async def result_of(call: "Future[T]") -> T:
+    """Await what a thread returns or raises. A cancellation ends the waiting only, and never the call."""
+    # A shield around asyncio's own wrapper would do, for one turn of the loop more.
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def note(_call: object) -> None:
+        with suppress(RuntimeError):  # the loop was closed, and nobody waits any more
+            loop.call_soon_threadsafe(_set, ended)
+
+    call.add_done_callback(note)
+    await ended
+    return call.result()
+
+
+def _set(ended: "asyncio.Future[None]") -> None:
+    if not ended.done():  # it may have been cancelled
+        ended.set_result(None)
 
 
 class SerialThread(Caller):

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, even
 from sqlalchemy.exc import DisconnectionError
 
 from tinycortex.config import DatabaseSettings
-from tinycortex.dialects.base import Observer
+from tinycortex.dialects.base import Guard, Observer
 from tinycortex.dialects.postgresql_clock import ServerClock
 from tinycortex.dialects.postgresql_faults import READ_ONLY, UNDONE_FOR_OTHERS, sqlstate_of, storage_error_of
 from tinycortex.dialects.postgresql_watch import NOTIFY, NotificationWatch, NoWatch
@@ -285,17 +285,17 @@ def _refuse_after_the_end(engine: Engine) -> None:
     def _note_begin(connection: Connection) -> None:
         connection.info[_BEGUN] = False
 
-    @event.listens_for(engine, "before_cursor_execute")
-    def _look(connection: Connection, cursor: psycopg.Cursor, statement: str, *_rest: object) -> None:
+    def look(connection: Connection, cursor: psycopg.Cursor, statement: str, *_rest: object) -> None:
         status = cursor.connection.info.transaction_status
         if status == TransactionStatus.INERROR and not statement.startswith("ROLLBACK TO"):
             raise TransactionEndedError(_OVER)
         if status == TransactionStatus.IDLE and connection.info.get(_BEGUN):  # the driver would begin another one
             raise TransactionEndedError(_OVER)
 
-    @event.listens_for(engine, "after_cursor_execute")
-    def _note_begun(connection: Connection, cursor: psycopg.Cursor, *_rest: object) -> None:
+    def note_begun(connection: Connection, cursor: psycopg.Cursor, *_rest: object) -> None:
         connection.info[_BEGUN] = connection.in_transaction() and not cursor.connection.autocommit
+
+    Guard(engine, look, note_begun)
 
     @event.listens_for(engine, "commit")
     def _look_once_more(connection: Connection) -> None:

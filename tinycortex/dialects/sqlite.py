@@ -17,7 +17,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from tinycortex.config import DatabaseSettings
 from tinycortex.dialects import sqlite_observer
-from tinycortex.dialects.base import Observer
+from tinycortex.dialects.base import Guard, Observer
 from tinycortex.dialects.presence import FilePresence
 from tinycortex.dialects.sqlite_faults import is_sqlite_busy, is_sqlite_corrupt, storage_error_of
 from tinycortex.dialects.sqlite_watch import FileWatch, file_identity
@@ -103,8 +103,7 @@ class SQLiteDialect:
             else:
                 connection.exec_driver_sql(begin)
 
-        _refuse_after_the_end(engine)
-        _leave_nothing_unread(engine)
+        _guard(engine)
         _follow_the_file(engine, path)
         return engine
 
@@ -220,35 +219,31 @@ def database_path(url: str) -> Path:
 _readable = partial(str, encoding="utf-8", errors="backslashreplace")
 
 
-def _refuse_after_the_end(engine: Engine) -> None:
-    """Write nothing outside the transaction that was begun: it would commit by itself, a statement at a time.
+def _guard(engine: Engine) -> None:
+    """Write nothing outside the transaction that was begun, and leave no result unread behind it.
 
-    SQLite ends a transaction without being asked to when the disk is full, and SQLAlchemy does not see it.
+    SQLite ends a transaction without being asked to when the disk is full, and SQLAlchemy does not see it: what is
+    written then would commit by itself, a statement at a time.
+
+    A result that was not read to its end keeps the snapshot that it reads, in which nobody can write any more: once
+    somebody else has, every later transaction of that connection would be told that the database is locked.
     """
 
-    @event.listens_for(engine, "before_cursor_execute")
-    def _look(connection: Connection, cursor: sqlite3.Cursor, *_rest: object) -> None:
+    def look(connection: Connection, cursor: sqlite3.Cursor, *_rest: object) -> None:
         if not cursor.connection.in_transaction and connection.in_transaction():
             raise TransactionEndedError(_OVER)
+
+    def note(connection: Connection, cursor: sqlite3.Cursor, *_rest: object) -> None:
+        if cursor.description is not None:
+            connection.info.setdefault(_RESULTS, WeakSet()).add(cursor)
+
+    Guard(engine, look, note)
 
     @event.listens_for(engine, "commit")
     def _look_once_more(connection: Connection) -> None:
         driver: Any = connection.connection.dbapi_connection
         if not driver.in_transaction:
             raise TransactionEndedError(_OVER)
-
-
-def _leave_nothing_unread(engine: Engine) -> None:
-    """Close each result with its transaction at the latest.
-
-    One that was not read to its end keeps the snapshot that it reads, in which nobody can write any more: once
-    somebody else has, every later transaction of that connection would be told that the database is locked.
-    """
-
-    @event.listens_for(engine, "after_cursor_execute")
-    def _note(connection: Connection, cursor: sqlite3.Cursor, *_rest: object) -> None:
-        if cursor.description is not None:
-            connection.info.setdefault(_RESULTS, WeakSet()).add(cursor)
 
     @event.listens_for(engine, "checkin")
     def _close(connection: sqlite3.Connection | None, record: ConnectionPoolEntry) -> None:
@@ -266,28 +261,25 @@ def _wait_for_the_lock(connection: Connection, patience_ms: int) -> None:
     """
     driver: Any = connection.connection.dbapi_connection
     give_up = time.monotonic() + patience_ms / 1000
+    guard = Guard.find(connection)
+    is_seen = guard is None or not guard.is_alone
     driver.execute("PRAGMA busy_timeout=0")
     try:
-        try:
-            connection.exec_driver_sql(_WRITE)
-        except (StorageError, DBAPIError) as error:
-            if not is_sqlite_busy(error):
-                raise
-        else:
-            return
-        while (failure := _try_to_begin(driver)) is not None:
+        failure = _try(connection.exec_driver_sql if is_seen else driver.execute, _WRITE)
+        while failure is not None:
             if time.monotonic() >= give_up or not is_sqlite_busy(failure):
                 connection.exec_driver_sql(_WRITE)  # once more, as its errors are told like any other statement's
                 return
             time.sleep(random.uniform(*_LOOK_EVERY_S))  # noqa: S311 - no secret
+            failure = _try(driver.execute, _WRITE)
     finally:
         driver.execute(f"PRAGMA busy_timeout={patience_ms}")
 
 
-def _try_to_begin(driver: sqlite3.Connection) -> sqlite3.Error | None:
+def _try(execute: Callable[[str], object], statement: str) -> Exception | None:
     try:
-        driver.execute(_WRITE)
-    except sqlite3.Error as error:
+        execute(statement)
+    except (sqlite3.Error, DBAPIError, StorageError) as error:
         return error
     return None
 

@@ -2,10 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import CursorResult, Dialect, TextClause
+from sqlalchemy import Connection, CursorResult, Dialect, Result, TextClause
+from sqlalchemy.engine import IteratorResult
+from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.orm import Session
+
+from tinycortex.dialects.base import Guard
 
 
 class DriverSql(NamedTuple):
@@ -22,6 +27,26 @@ class DriverSql(NamedTuple):
     names: Sequence[str]
     constants: Mapping[str, Any]
     is_positional: bool
+
+
+_NAME = itemgetter(0)
+"""What a driver says first of a column."""
+
+_Parameters = tuple[Any, ...] | dict[str, Any]
+
+
+class Fetched(NamedTuple):
+    """What a statement has brought.
+
+    Attributes:
+        rows: the values of each row, in the order of the columns.
+        columns: their names; none where it returns no rows.
+        changed: how many rows it changed.
+    """
+
+    rows: Sequence[Any]
+    columns: tuple[str, ...]
+    changed: int
 
 
 # Bounded, since statements are built for each set of kinds, and an engine that was closed leaves its own behind.
@@ -43,19 +68,62 @@ def driver_sql(statement: TextClause, dialect: Dialect) -> DriverSql | None:
     )
 
 
-def execute(tx: Session, statement: TextClause, values: Mapping[str, Any]) -> CursorResult[Any]:
+def fetch(tx: Session, statement: TextClause, values: Mapping[str, Any]) -> Fetched:
     """Run one raw statement with those of ``values`` that it names; they reach the driver as they are."""
     connection = tx.connection()
     prepared = driver_sql(statement, connection.dialect)
     if prepared is None:
         named = statement._bindparams  # noqa: SLF001 - the one list of a text()'s parameters
-        return connection.execute(statement, {name: values[name] for name in named if name in values})
+        return _read(connection.execute(statement, {name: values[name] for name in named if name in values}))
     given = {**prepared.constants, **values}
-    if prepared.is_positional:
-        return connection.exec_driver_sql(prepared.sql, tuple(map(given.__getitem__, prepared.names)))
-    return connection.exec_driver_sql(prepared.sql, {name: given[name] for name in prepared.names})
+    parameters: _Parameters = (
+        tuple(map(given.__getitem__, prepared.names))
+        if prepared.is_positional
+        else {name: given[name] for name in prepared.names}
+    )
+    guard = Guard.find(connection)
+    if guard is None or not guard.is_alone:
+        return _read(connection.exec_driver_sql(prepared.sql, parameters))
+    return _run(connection, guard, prepared.sql, parameters)
+
+
+def execute(tx: Session, statement: TextClause, values: Mapping[str, Any]) -> Result[Any]:
+    """Run one raw statement as :func:`fetch` does, and return its rows with the names of their columns."""
+    fetched = fetch(tx, statement, values)
+    return IteratorResult(_describe(fetched.columns), iter(fetched.rows))
 
 
 def count_changed(tx: Session, statement: TextClause, values: Mapping[str, Any]) -> int:
     """Run one raw statement and return how many rows it changed."""
-    return execute(tx, statement, values).rowcount
+    return fetch(tx, statement, values).changed
+
+
+def _run(connection: Connection, guard: Guard, sql: str, parameters: _Parameters) -> Fetched:
+    """Run a statement on the driver's own cursor.
+
+    SQLAlchemy describes each result anew, column by column, and that takes several times as long as the
+    database does. What it makes of an error is left to it.
+    """
+    cursor = connection.connection.cursor()
+    guard.before(connection, cursor, sql)
+    told: str | None = sql
+    try:
+        cursor.execute(sql, parameters)
+        told = None  # what goes wrong from here on is no fault of the statement's
+        columns = () if cursor.description is None else tuple(map(_NAME, cursor.description))
+        fetched = Fetched(cursor.fetchall() if columns else (), columns, cursor.rowcount)
+    except BaseException as error:  # noqa: BLE001 - raised anew, as SQLAlchemy would have
+        connection._handle_dbapi_exception(error, told, parameters, cursor, None)  # noqa: SLF001 - the one place
+    guard.after(connection, cursor, sql)
+    cursor.close()
+    return fetched
+
+
+def _read(result: CursorResult[Any]) -> Fetched:
+    changed = result.rowcount
+    return Fetched(result.all(), tuple(result.keys()), changed) if result.returns_rows else Fetched((), (), changed)
+
+
+@lru_cache(maxsize=256)
+def _describe(columns: tuple[str, ...]) -> SimpleResultMetaData:
+    return SimpleResultMetaData(columns)

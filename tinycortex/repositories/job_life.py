@@ -16,7 +16,7 @@ from tinycortex.domain.kinds import BUILTIN_KINDS, KindSpec, check_lease_ms
 from tinycortex.domain.text import error_text
 from tinycortex.errors import InvalidInputError, JobFailure, PayloadError
 from tinycortex.repositories import job_sql
-from tinycortex.repositories.execution import count_changed, execute
+from tinycortex.repositories.execution import count_changed, execute, fetch
 from tinycortex.repositories.job_events import event_of_end
 from tinycortex.repositories.job_intake import JobIntake, mint_id
 from tinycortex.repositories.job_reader import job_of
@@ -25,7 +25,7 @@ from tinycortex.telemetry.emitter import handler_took
 
 logger = logging.getLogger(__name__)
 
-_CLAIMS_PER_STATEMENT = (4, 16, 64, 256)
+_CLAIMS_PER_STATEMENT = (2, 4, 8, 16, 32, 64, 128, 256)
 """Of few sizes, so that each statement is built and compiled once; what is left of one names no claim."""
 
 _MOST_CLAIMS = _CLAIMS_PER_STATEMENT[-1]
@@ -119,8 +119,8 @@ class JobLife(JobIntake):
                 llm_limit = None
             statement = job_sql.claim(wanted, limit=limit, llm_limit=llm_limit, row_lock=self._database.row_lock)
             values = {"now_ms": self._clock.now_ms(), "lease_ms": lease_ms, "worker_id": worker_id}
-            found = execute(tx, statement, values | {"limit": limit, "llm_limit": llm_limit})
-            jobs = [job_of(row) for row in found]
+            found = fetch(tx, statement, values | {"limit": limit, "llm_limit": llm_limit})
+            jobs = [job_of(row) for row in found.rows]
             if len(jobs) > 1:  # RETURNING has no order of its own
                 ranks = {spec.kind: spec.rank for spec in wanted}
                 jobs.sort(key=lambda job: (ranks[job.kind], job.available_at_ms, job.id))

@@ -20,6 +20,7 @@ from tinycortex.handlers.registry import HandlerRegistry
 from tinycortex.repositories.jobs import JobRepository
 from tinycortex.services.gate import LlmGate, Permit
 from tinycortex.services.settlement import Settlement
+from tinycortex.threads import result_of
 from tinycortex.worker.heartbeat import Heartbeat
 from tinycortex.worker.identity import WorkerIdentity
 from tinycortex.worker.results import Claim, Ended, Results
@@ -104,7 +105,7 @@ class Turns:
         loop = asyncio.get_running_loop()
         taking = self._submit(self._take(ended, want, kinds, loop=loop, let_go=let_go))
         try:
-            return await asyncio.shield(asyncio.wrap_future(taking))
+            return await result_of(taking)
         except BaseException:
             taking.add_done_callback(self._give_back_taken)  # at once, when it is there already
             raise
@@ -138,7 +139,7 @@ class Turns:
     async def leave(self) -> None:
         """Return when all that was asked for is done, or kept with nobody to renew its lease."""
         self._loops.remove(asyncio.get_running_loop())
-        await asyncio.shield(asyncio.wrap_future(self.leave_kept()))
+        await result_of(self.leave_kept())
 
     def leave_kept(self) -> "Future[None]":
         """Try once more to write what is kept; renew its leases no longer, as nobody may come to write it."""
