@@ -79,7 +79,10 @@ async def result_of(call: "Future[T]") -> T:
 
     call.add_done_callback(note)
     await ended
-    return call.result()
+    try:
+        return call.result()
+    finally:
+        del call  # else what it raised would hold this frame, and this frame it
 
 
 def _set(ended: "asyncio.Future[None]") -> None:
