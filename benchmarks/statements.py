@@ -1,17 +1,19 @@
 """Our own statements on the bare driver, several jobs a transaction: what the database lets any worker reach."""
 
 import sqlite3
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Dialect, TextClause
+from sqlalchemy.orm import Session
 
 from benchmarks.backlogs import Backlog, url_of
-from benchmarks.drains import KIND, drain, register
+from benchmarks.drains import KIND, Chunk, drain, fill, register
 from benchmarks.figures import RATIO, Row, ratios
 from benchmarks.plan import BenchmarkError, Contestant, Plan
 from tinycortex import Cortex
@@ -23,19 +25,29 @@ _BATCHES = (1, 8, 32, 64)
 
 _WORKER = "default worker"
 
-_TRANSACTIONS = ("an empty transaction, bare driver", "an empty transaction, ours")
+_RANDOM_KEYS = "settle 32, claim 32, commit: random keys"
+
+_THREADS = {
+    "tinycortex-loop": "default worker: the loop, a job",
+    "tinycortex-storage": "default worker: storage, a job",
+}
+"""The threads whose processor time is taken."""
+
+_BARE = "an empty transaction, bare driver"
+_OURS = "an empty transaction, ours"
 
 
 def run(plan: Plan) -> Iterator[Row]:
     """Yield the jobs/s of the statements by the size of the batch, and what a worker makes of them."""
     contestants: dict[str, Contestant] = {_name(batch): partial(_measure, plan, batch) for batch in _BATCHES}
+    contestants[_RANDOM_KEYS] = partial(_measure_random_keys, plan)
     contestants[_WORKER] = partial(_measure_worker, plan)
     contestants["transactions"] = partial(_measure_transactions, plan)
     found = plan.interleave("statements", contestants)
     for name, values in found.items():
-        yield Row(name, "µs" if name in _TRANSACTIONS else "jobs/s", values)
+        yield Row(name, "µs" if name.startswith("an empty") or name in _THREADS.values() else "jobs/s", values)
     batch = max(size for size in _BATCHES if size <= WorkerSettings().concurrency)
-    yield Row(f"{_TRANSACTIONS[1]} ÷ bare driver", RATIO, ratios(*(found[name] for name in reversed(_TRANSACTIONS))))
+    yield Row(f"{_OURS} ÷ bare driver", RATIO, ratios(found[_OURS], found[_BARE]))
     yield Row(f"{_WORKER} ÷ {_name(batch)}", RATIO, ratios(found[_WORKER], found[_name(batch)]))
 
 
@@ -43,35 +55,96 @@ def _name(batch: int) -> str:
     return f"settle {batch}, claim {batch}, commit"
 
 
+class _Clocks:
+    """Reads the processor time of the worker's threads at the start of its first job and of its last."""
+
+    def __init__(self, jobs: int) -> None:
+        self._left = jobs
+        self._first: dict[str, float] = {}
+        self.took_us: dict[str, float] = {}
+
+    def __call__(self, _payload: Chunk) -> None:
+        self._first = self._first or _read_clocks()
+        self._left -= 1
+        if self._left == 0:
+            self.took_us = {name: (at_s - self._first[name]) * 1e6 for name, at_s in _read_clocks().items()}
+
+
+def _read_clocks() -> dict[str, float]:
+    return {
+        _THREADS[thread.name]: time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+        for thread in threading.enumerate()
+        if thread.name in _THREADS and thread.ident is not None
+    }
+
+
 def _measure_worker(plan: Plan) -> dict[str, float]:
-    path = plan.backlogs.copy(Backlog(kinds=(KIND,), ready=plan.sizes.drained))
-    rate = drain(path, plan.sizes.drained, limit_s=plan.sizes.limit_s)
+    jobs = plan.sizes.drained
+    path, clocks = plan.backlogs.copy(Backlog(kinds=(KIND,), ready=jobs)), _Clocks(jobs)
+    rate = drain(path, jobs, limit_s=plan.sizes.limit_s, body=clocks)
     plan.backlogs.remove(path)
-    return {_WORKER: rate}
+    return {_WORKER: rate} | {name: took_us / jobs for name, took_us in clocks.took_us.items()}
 
 
 def _measure_transactions(plan: Plan) -> dict[str, float]:
-    """Return what beginning and committing takes when nothing is written in between (µs)."""
+    """Return what beginning and committing takes when nothing is written in between, layer by layer (µs)."""
     path, times = plan.backlogs.copy(), plan.sizes.enqueued
-    with Cortex.open(url_of(path)) as cortex:
-        began = time.perf_counter()
-        for _ in range(times):
-            with cortex.database.transaction(durable=False) as session:
+    with Cortex.open(url_of(path)) as cortex, closing(sqlite3.connect(path, isolation_level=None)) as bare:
+        engine = cortex.database.engine
+
+        def on_the_driver() -> None:
+            bare.execute("BEGIN IMMEDIATE")
+            bare.execute("COMMIT")
+
+        def with_the_pool() -> None:
+            with closing(engine.raw_connection()) as pooled:
+                driver: Any = pooled.dbapi_connection
+                driver.execute("BEGIN IMMEDIATE")
+                driver.execute("COMMIT")
+
+        def with_core() -> None:
+            with engine.begin():
+                pass
+
+        def with_a_session() -> None:
+            with Session(engine) as session, session.begin():
                 session.connection()
-        ours_s = time.perf_counter() - began
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        began = time.perf_counter()
-        for _ in range(times):
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("COMMIT")
-        bare_s = time.perf_counter() - began
+
+        def ours() -> None:
+            with cortex.database.transaction() as session:
+                session.connection()
+
+        layers: dict[str, Callable[[], None]] = {
+            _BARE: on_the_driver,
+            "an empty transaction, with the pool": with_the_pool,
+            "an empty transaction, with SQLAlchemy's Core": with_core,
+            "an empty transaction, with a session": with_a_session,
+            _OURS: ours,
+        }
+        took_us = {what: _time(layer, times) for what, layer in layers.items()}
     plan.backlogs.remove(path)
-    return dict(zip(_TRANSACTIONS, (bare_s / times * 1e6, ours_s / times * 1e6), strict=True))
+    return took_us
+
+
+def _time(do: Callable[[], None], times: int) -> float:
+    began = time.perf_counter()
+    for _ in range(times):
+        do()
+    return (time.perf_counter() - began) / times * 1e6
 
 
 def _measure(plan: Plan, batch: int) -> dict[str, float]:
-    jobs = plan.sizes.drained
-    path = plan.backlogs.copy(Backlog(kinds=(KIND,), ready=jobs))
+    path = plan.backlogs.copy(Backlog(kinds=(KIND,), ready=plan.sizes.drained))
+    return {_name(batch): _measure_drain(plan, path, batch)}
+
+
+def _measure_random_keys(plan: Plan) -> dict[str, float]:
+    path = plan.backlogs.copy()
+    fill(path, plan.sizes.drained)
+    return {_RANDOM_KEYS: _measure_drain(plan, path, 32)}
+
+
+def _measure_drain(plan: Plan, path: Path, batch: int) -> float:
     with Cortex.open(url_of(path)) as cortex, cortex.database.engine.connect() as connection:
         register(cortex, lambda: None)
         dialect = connection.dialect
@@ -79,7 +152,7 @@ def _measure(plan: Plan, batch: int) -> dict[str, float]:
         settle = _prepare(job_sql.mark_done_many(batch), dialect)
     rate = _drain(path, claim, settle, batch, limit_s=plan.sizes.limit_s)
     plan.backlogs.remove(path)
-    return {_name(batch): rate}
+    return rate
 
 
 def _prepare(statement: TextClause, dialect: Dialect) -> DriverSql:

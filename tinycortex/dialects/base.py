@@ -1,19 +1,15 @@
 """What an engine must answer; everything that differs between engines is behind this protocol."""
 
-import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine
 
 from tinycortex.config import DatabaseSettings
 from tinycortex.domain.clock import Clock
 from tinycortex.domain.findings import Finding
 from tinycortex.errors import StorageError
-
-_LOGGER = logging.getLogger("sqlalchemy.engine.Engine")
-"""Where SQLAlchemy shows each statement, when it is asked to."""
 
 
 class Presence(Protocol):
@@ -73,42 +69,6 @@ class Observer(NamedTuple):
     holds: Callable[[], bool]
 
 
-_GUARD = "tinycortex_guard"
-
-_OWN_LISTENERS = 2
-
-
-class Guard:
-    """What an engine looks at before and after each statement, and whether anybody else does.
-
-    Args:
-        engine: looked after from now on, whichever way a statement takes: through SQLAlchemy, which is all that it
-            needs to know of, or straight to the driver, where the caller makes the two calls.
-        before: called with the connection, the driver's cursor and the statement, among others.
-        after: called with the same.
-    """
-
-    def __init__(self, engine: Engine, before: Callable[..., None], after: Callable[..., None]) -> None:
-        self.before = before
-        self.after = after
-        event.listen(engine, "before_cursor_execute", before)
-        event.listen(engine, "after_cursor_execute", after)
-        events: Any = engine.dispatch
-        self._listeners = (events.before_cursor_execute, events.after_cursor_execute)
-        engine.update_execution_options(**{_GUARD: self})
-
-    @classmethod
-    def find(cls, connection: Connection) -> Self | None:
-        """Return the guard of the connection's engine; None for one that is another program's."""
-        found: Self | None = connection.get_execution_options().get(_GUARD)
-        return found
-
-    @property
-    def is_alone(self) -> bool:
-        """Tell whether nobody else listens to the engine's statements, as a tracer or a test does."""
-        return sum(map(len, self._listeners)) == _OWN_LISTENERS and not _LOGGER.isEnabledFor(logging.INFO)
-
-
 class Dialect(Protocol):
     """One database engine.
 
@@ -126,7 +86,8 @@ class Dialect(Protocol):
     def create_engine(self, settings: DatabaseSettings, *, may_create: bool = False) -> Engine:
         """Build the engine. A write transaction takes the write lock at its start.
 
-        A statement or a commit that comes after its transaction is over raises TransactionEndedError.
+        A statement or a commit that comes after its transaction is over raises TransactionEndedError, whichever way
+        the statement takes to the driver: the engine has a :class:`~tinycortex.dialects.guard.Guard`.
 
         Args:
             settings: where the database is and how to open it.

@@ -12,7 +12,8 @@ from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, even
 from sqlalchemy.exc import DisconnectionError
 
 from tinycortex.config import DatabaseSettings
-from tinycortex.dialects.base import Guard, Observer
+from tinycortex.dialects.base import Observer
+from tinycortex.dialects.guard import Guard
 from tinycortex.dialects.postgresql_clock import ServerClock
 from tinycortex.dialects.postgresql_faults import READ_ONLY, UNDONE_FOR_OTHERS, sqlstate_of, storage_error_of
 from tinycortex.dialects.postgresql_watch import NOTIFY, NotificationWatch, NoWatch

@@ -17,7 +17,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from tinycortex.config import DatabaseSettings
 from tinycortex.dialects import sqlite_observer
-from tinycortex.dialects.base import Guard, Observer
+from tinycortex.dialects.base import Observer
+from tinycortex.dialects.guard import Guard
 from tinycortex.dialects.presence import FilePresence
 from tinycortex.dialects.sqlite_faults import is_sqlite_busy, is_sqlite_corrupt, storage_error_of
 from tinycortex.dialects.sqlite_watch import FileWatch, file_identity
@@ -261,11 +262,10 @@ def _wait_for_the_lock(connection: Connection, patience_ms: int) -> None:
     """
     driver: Any = connection.connection.dbapi_connection
     give_up = time.monotonic() + patience_ms / 1000
-    guard = Guard.find(connection)
-    is_seen = guard is None or not guard.is_alone
+    begin = connection.exec_driver_sql if Guard.find_alone(connection) is None else driver.execute
     driver.execute("PRAGMA busy_timeout=0")
     try:
-        failure = _try(connection.exec_driver_sql if is_seen else driver.execute, _WRITE)
+        failure = _try(begin, _WRITE)
         while failure is not None:
             if time.monotonic() >= give_up or not is_sqlite_busy(failure):
                 connection.exec_driver_sql(_WRITE)  # once more, as its errors are told like any other statement's

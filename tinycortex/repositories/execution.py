@@ -10,7 +10,7 @@ from sqlalchemy.engine import IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.orm import Session
 
-from tinycortex.dialects.base import Guard
+from tinycortex.dialects.guard import Guard
 
 
 class DriverSql(NamedTuple):
@@ -81,8 +81,8 @@ def fetch(tx: Session, statement: TextClause, values: Mapping[str, Any]) -> Fetc
         if prepared.is_positional
         else {name: given[name] for name in prepared.names}
     )
-    guard = Guard.find(connection)
-    if guard is None or not guard.is_alone:
+    guard = Guard.find_alone(connection)
+    if guard is None:
         return _read(connection.exec_driver_sql(prepared.sql, parameters))
     return _run(connection, guard, prepared.sql, parameters)
 
