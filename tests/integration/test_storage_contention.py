@@ -6,6 +6,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -254,14 +255,37 @@ def test_results_with_writes_wait_for_a_lock_together(open_cortex: OpenCortex, h
     assert len(cortex.jobs.list_jobs(kind="note", status=JobStatus.DONE)) == 8
 
 
-# The write-ahead log
+# The pages and the write-ahead log
+
+
+def page_bytes(database_url: str) -> int:
+    with closing(sqlite3.connect(database_path(database_url))) as connection:
+        return int(connection.execute("PRAGMA page_size").fetchone()[0])
+
+
+def test_a_new_file_has_small_pages(cortex: Cortex, database_url: str) -> None:
+    """Each job writes a page of its own in the index of the keys."""
+    cortex.enqueue(NewJobFactory.build())
+    assert page_bytes(database_url) == 1024
+
+
+def test_a_file_keeps_the_pages_that_it_has(tmp_path: Path) -> None:
+    """It is upgraded and used as it is, be it of an earlier version or of a program that has tables of its own."""
+    url = f"sqlite:///{tmp_path / 'theirs.db'}"
+    with closing(sqlite3.connect(tmp_path / "theirs.db")) as connection:
+        connection.execute("PRAGMA page_size=8192")
+        connection.execute("CREATE TABLE theirs (number INTEGER)")
+    schema.upgrade(url)
+    with Cortex.open(url) as cortex:
+        assert cortex.enqueue(NewJobFactory.build()) is not None
+    assert page_bytes(url) == 8192
 
 
 def test_the_log_of_a_large_transaction_does_not_stay(cortex: Cortex, database_url: str) -> None:
     """The next writes take its room back, whoever is still connected."""
     log = database_path(database_url).with_name(f"{database_path(database_url).name}-wal")
-    cortex.enqueue_many(NewJobFactory.build_batch(16_000))
-    assert log.stat().st_size > 5 * 1024 * 1024
+    cortex.enqueue_many(NewJobFactory.build_batch(48_000))
+    assert log.stat().st_size > 17 * 1024 * 1024
     for job in NewJobFactory.build_batch(2):
         cortex.enqueue(job)
-    assert log.stat().st_size <= 4 * 1024 * 1024
+    assert log.stat().st_size <= 16 * 1024 * 1024

@@ -35,8 +35,13 @@ _SYNCHRONOUS = "tinycortex_synchronous"
 _RESULTS = "tinycortex_results"
 _IDENTITY = "tinycortex_file"
 
-_LOG_BYTES = 4 * 1024 * 1024
-"""What the write-ahead log keeps on the disk: the thousand pages after which SQLite copies it into the file."""
+_PAGE_BYTES = 1024
+"""The pages of a file that is made here. The keys of jobs are random, so that nearly every job changes a page of its
+own in the index of the keys: the smaller that is, the less is written for it."""
+
+_LOG_BYTES = 16 * 1024 * 1024
+"""What the write-ahead log holds before SQLite copies it into the file, and what of it stays on the disk after that.
+A page that was changed many times meanwhile is copied once."""
 
 _LOOK_EVERY_S = (0.0005, 0.016)
 """How long a writer waits for the lock before it looks again. Shorter waits are fairer, and cost more than they give:
@@ -83,8 +88,12 @@ class SQLiteDialect:
             connection.text_factory = _readable
             try:
                 connection.execute("PRAGMA foreign_keys=ON")
+                if may_create:
+                    connection.execute(f"PRAGMA page_size={_PAGE_BYTES}")  # a file that has pages keeps its own
                 _set_journal(connection, settings, path)
                 connection.execute("PRAGMA synchronous=FULL")
+                (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+                connection.execute(f"PRAGMA wal_autocheckpoint={_LOG_BYTES // page_bytes}")
                 # Else the log of one large transaction stays as large as it was, for as long as anybody is connected.
                 connection.execute(f"PRAGMA journal_size_limit={_LOG_BYTES}")
             except sqlite3.Error as error:

@@ -14,11 +14,11 @@ from tinycortex.domain.findings import Finding, FindingCode
 
 _MIB = 2**20
 
-_ROOM_NEEDED = 16 * _MIB
+_ROOM_NEEDED = 32 * _MIB
 """Bytes that the log may grow by before its next checkpoint, with room for a large transaction."""
 _ROOM_WANTED = 256 * _MIB
 _LOG_WANTED = 64 * _MIB
-"""Bytes; SQLite checkpoints a log at 4 MB, so one of this size has not been taken over for long."""
+"""Bytes; SQLite checkpoints a log at 16 MB, so one of this size has not been taken over for long."""
 
 
 def observe(path: Path, settings: DatabaseSettings) -> Observer:
