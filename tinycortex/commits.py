@@ -45,9 +45,8 @@ class AfterCommit:
 
     def add(self, session: Session, do: Callable[[], object]) -> None:
         """Have ``do`` called after the commit, in this context; once, however often one transaction asks for it."""
-        connection, transaction = session.connection(), _innermost(session)
-        if transaction is not None:
-            self._waiting.setdefault(transaction, {})[do] = connection, copy_context()
+        transaction = _innermost(session) or session.begin()
+        self._waiting.setdefault(transaction, {})[do] = session.connection(), copy_context()
 
     def _note_commit(self, session: Session) -> None:
         self._committed = _innermost(session)

@@ -3,7 +3,7 @@
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from functools import cached_property
@@ -84,29 +84,51 @@ class Database:
         return self._dialect.create_engine(self._settings, may_create=self._may_create)
 
     @contextmanager
-    def transaction(self, *, durable: bool = True) -> Iterator[Session]:
+    def transaction(self) -> Iterator[Session]:
         """Run the block in one write transaction: commit at its end, roll back when it raises.
 
-        Args:
-            durable: the commit is on the disk when the block has ended. If not, a power cut may take it back,
-                with all that was committed since and is not durable either, and never a part of it.
+        The commit is on the disk when the block has ended; see :class:`~tinycortex.writer.Writer` for another way.
 
         Raises:
             InvalidInputError: it would wait for the transaction that its own caller holds open.
             TransactionEndedError: the block went on after the transaction was over.
             StorageError: the database could not do its work; nothing of the block was kept.
         """
+        with self.inside_transaction(), self._session(self.engine) as session:
+            AfterCommit.leave_to_owner(session)
+            yield session
+        if (calls := AfterCommit.find(session)) is not None:
+            calls.make_due_calls()  # only here, where they may write too
+
+    @contextmanager
+    def inside_transaction(self) -> Iterator[None]:
+        """Have the block known for one write transaction.
+
+        Raises:
+            InvalidInputError: it would wait for the transaction that its own caller holds open.
+        """
         around = self.refuse_inside_transaction()
         own = _Transaction(self)
         _TRANSACTIONS.set((*around, own))
         try:
-            with self._session(self.engine if durable else self._quick) as session:
-                AfterCommit.leave_to_owner(session)
-                yield session
+            yield
         finally:
             own.open = False
-        if (calls := AfterCommit.find(session)) is not None:
-            calls.make_due_calls()  # only here, where they may write too
+
+    def connect_quickly(self) -> Connection:
+        """Return a connection for write transactions whose commits do not wait for the disk; the caller closes it.
+
+        With a durability of ``strict`` they do wait.
+
+        Raises:
+            StorageError: the database could not be opened.
+        """
+        self._leave_inherited()
+        return self._quick.connect()
+
+    def can_go_on(self, connection: Connection) -> bool:
+        """Tell whether a connection that was kept is open still, and leads where a new one would."""
+        return self._dialect.can_go_on(connection)
 
     def refuse_inside_transaction(self) -> tuple[_Transaction, ...]:
         """Raise :class:`InvalidInputError` where a write of this database would wait for its own caller.
@@ -152,14 +174,9 @@ class Database:
         with self._session(self._reader) as session:
             yield session
 
-    @contextmanager
-    def within(self, session: Session | None) -> Iterator[Session]:
+    def within(self, session: Session | None) -> AbstractContextManager[Session]:
         """Run the block in the caller's transaction, or in one of its own when there is none."""
-        if session is None:
-            with self.transaction() as own:
-                yield own
-        else:
-            yield session
+        return self.transaction() if session is None else nullcontext(session)
 
     def write(self, do: Callable[[Session], object], session: Session | None) -> None:
         """Have ``do`` write in the caller's transaction, or in one of its own when there is none.
@@ -179,14 +196,9 @@ class Database:
             else:
                 return
 
-    @contextmanager
-    def reading_within(self, session: Session | None) -> Iterator[Session]:
+    def reading_within(self, session: Session | None) -> AbstractContextManager[Session]:
         """Run the block in the caller's transaction, or on a snapshot of its own when there is none."""
-        if session is None:
-            with self.reading() as own:
-                yield own
-        else:
-            yield session
+        return self.reading() if session is None else nullcontext(session)
 
     def exists(self) -> bool:
         """Tell whether there is a database to open, without making one."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from contextvars import Context
 from itertools import accumulate, groupby
 from queue import SimpleQueue
@@ -12,6 +13,7 @@ from sqlalchemy.orm import Session
 from tinycortex.db import Database, share_transactions
 from tinycortex.errors import StorageBusyError, StorageCorruptError, StorageError, StorageUnavailableError
 from tinycortex.threads import Call, SerialThread, Waiting
+from tinycortex.writer import Writer
 
 T = TypeVar("T")
 
@@ -94,21 +96,23 @@ class GroupCommit(SerialThread):
         return call.future
 
     def _serve(self, calls: "SimpleQueue[Waiting | None]") -> None:
-        while True:
-            for kind, run in groupby(_take_waiting(calls), type):
-                if kind is _BatchCall:
-                    self._write(cast("list[_BatchCall]", list(run)))
-                    continue
-                for call in run:
-                    if not isinstance(call, Call):
-                        return
-                    call.make()
+        # Nobody but this frame knows the writer: a child that was forked meanwhile must not let go of the connection.
+        with closing(Writer(self._database)) as writer:
+            while True:
+                for kind, run in groupby(_take_waiting(calls), type):
+                    if kind is _BatchCall:
+                        self._write(writer, cast("list[_BatchCall]", list(run)))
+                        continue
+                    for call in run:
+                        if not isinstance(call, Call):
+                            return
+                        call.make()
 
-    def _write(self, group: list[_BatchCall]) -> None:
+    def _write(self, writer: Writer, group: list[_BatchCall]) -> None:
         for batch in group:
             batch.begin()
         writes = [(write, write.context or batch.context) for batch in group for write in batch.writes]
-        outcomes = _Writing(self._database).write(writes)
+        outcomes = _Writing(self._database, writer).write(writes)
         for batch in group:
             count = len(batch.writes)
             batch.end(outcomes[:count])
@@ -118,8 +122,8 @@ class GroupCommit(SerialThread):
 class _Writing:
     """The writing of one group."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, writer: Writer) -> None:
+        self._writer = writer
         self._fault: StorageError | None = None
         """What all that is still to be written would meet as well."""
         # Where there is one lock for all, who waits for it in vain has done so for everybody. A row's lock may concern
@@ -142,7 +146,7 @@ class _Writing:
             made: dict[int, Any] = {}
             number = left[0]
             try:
-                with self._database.transaction(durable=False) as session:
+                with self._writer.transaction() as session:
                     for number in left:
                         write, context = writes[number]
                         share_transactions(context)

@@ -122,6 +122,10 @@ class Dialect(Protocol):
         """
         ...
 
+    def can_go_on(self, connection: Connection) -> bool:
+        """Tell whether a connection that lay idle is open still, and leads to the same database as a new one."""
+        ...
+
     def clock(self, engine: Engine) -> Clock:
         """Return the clock that every process which works on the database goes by."""
         ...

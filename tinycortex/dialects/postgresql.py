@@ -63,7 +63,7 @@ class PostgreSQLDialect:
 
         @event.listens_for(engine, "checkout")
         def _look_for_the_end(connection: psycopg.Connection[Any], _record: object, _proxy: object) -> None:
-            if connection.closed or _has_word(connection):
+            if _has_ended(connection):
                 raise DisconnectionError("the server has closed the connection")
 
         @event.listens_for(engine, "checkin")
@@ -98,6 +98,11 @@ class PostgreSQLDialect:
     def quick(self, engine: Engine, settings: DatabaseSettings) -> Engine:  # noqa: ARG002 - see below
         """Return the engine: a crash of the server leaves workers alive, whose claims it must not take back."""
         return engine
+
+    def can_go_on(self, connection: Connection) -> bool:
+        """Tell whether the server has not hung up."""
+        driver: Any = connection.connection.dbapi_connection
+        return not _has_ended(driver)
 
     def clock(self, engine: Engine) -> ServerClock:
         """Return the server's clock."""
@@ -260,9 +265,13 @@ def _check(settings: DatabaseSettings) -> str:
     return settings.url
 
 
-def _has_word(connection: psycopg.Connection[Any]) -> bool:
-    """Tell whether something waits to be read. To an idle connection the server says only that it ends."""
-    # A ping would cost a journey to the server for every transaction.
+def _has_ended(connection: psycopg.Connection[Any]) -> bool:
+    """Tell whether a connection is closed, or has something to read: to an idle one the server says only that it ends.
+
+    A ping would cost a journey to the server for every transaction.
+    """
+    if connection.closed:
+        return True
     with selectors.DefaultSelector() as selector:
         selector.register(connection.fileno(), selectors.EVENT_READ)
         return bool(selector.select(0))

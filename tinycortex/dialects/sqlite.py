@@ -33,7 +33,7 @@ _WRITE = "BEGIN IMMEDIATE"
 _BEGIN = "tinycortex_begin"
 _SYNCHRONOUS = "tinycortex_synchronous"
 _RESULTS = "tinycortex_results"
-_IDENTITY = "tinycortex_file"
+_IS_HERE = "tinycortex_is_here"
 
 _PAGE_BYTES = 1024
 """The pages of a file that is made here. The keys of jobs are random, so that nearly every job changes a page of its
@@ -132,6 +132,10 @@ class SQLiteDialect:
     def quick(self, engine: Engine, settings: DatabaseSettings) -> Engine:
         """Return a view of ``engine`` that syncs the log at checkpoints only; in WAL the file stays sound."""
         return engine.execution_options(**{_SYNCHRONOUS: "NORMAL"}) if settings.journal_mode == "wal" else engine
+
+    def can_go_on(self, connection: Connection) -> bool:
+        """Tell whether the file is still where it was opened: what is written into one without a name is lost."""
+        return bool(connection.info[_IS_HERE]())
 
     def clock(self, engine: Engine) -> SystemClock:  # noqa: ARG002 - one file, one machine, one clock
         """Return the machine's own clock."""
@@ -307,11 +311,12 @@ def _follow_the_file(engine: Engine, path: Path) -> None:
 
     @event.listens_for(engine, "connect")
     def _remember(_connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
-        record.info[_IDENTITY] = file_identity(path)
+        opened = file_identity(path)
+        record.info[_IS_HERE] = lambda: file_identity(path) == opened
 
     @event.listens_for(engine, "checkout")
     def _compare(_connection: sqlite3.Connection, record: ConnectionPoolEntry, _proxy: object) -> None:
-        if record.info[_IDENTITY] != file_identity(path):
+        if not record.info[_IS_HERE]():
             raise DisconnectionError(f"{path} is another file by now")
 
 
