@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from contextvars import Context
-from itertools import accumulate, groupby
+from itertools import groupby
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -132,12 +132,17 @@ class _Writing:
 
     def write(self, writes: Sequence[tuple[Write, Context]]) -> list[Any]:
         outcomes: list[Any] = []
-        closed = accumulate((write.closes for write, _context in writes), initial=0)
-        numbered = zip(closed, writes, strict=False)  # the last number is that of the writes to come
-        for (_number, alone), run in groupby(numbered, lambda pair: (pair[0], pair[1][0].alone)):
-            write_all = self._write_one_by_one if alone else self._write_together
-            outcomes += write_all([write for _closed, write in run])
-        return outcomes
+        run: list[tuple[Write, Context]] = []
+        for write in writes:
+            if write[0].alone:
+                outcomes += self._write_together(run) + self._write_one_by_one([write])
+                run = []
+                continue
+            run.append(write)
+            if write[0].closes:
+                outcomes += self._write_together(run)
+                run = []
+        return outcomes + self._write_together(run)
 
     def _write_together(self, writes: list[tuple[Write, Context]]) -> list[Any]:
         outcomes: dict[int, Any] = {}

@@ -105,10 +105,14 @@ def test_what_ends_together_is_settled_together(cortex: Cortex) -> None:
 
 def test_a_write_that_closes_its_transaction_is_its_last(database: Database) -> None:
     """What comes after it, of another caller too, is written in the same order, and in a transaction of its own."""
-    sessions: list[Session | None] = []
+    transactions: list[object] = []
+
+    def note(session: Session | None) -> None:
+        assert session is not None
+        transactions.append(session.connection().get_transaction())
 
     def batch(*, closes: bool) -> Batch[None]:
-        yield [Write(sessions.append), Write(sessions.append, closes=closes)]
+        yield [Write(note), Write(note, closes=closes)]
 
     storage, begun = GroupCommit("storage", database), threading.Event()
     holding = storage.submit(begun.wait)  # so that both wait together
@@ -118,8 +122,8 @@ def test_a_write_that_closes_its_transaction_is_its_last(database: Database) -> 
     for future in written:
         future.result()
     storage.close()
-    first, second, third, fourth = map(id, sessions)
-    assert (first == second, second == third, third == fourth) == (True, False, True)
+    first, second, third, fourth = transactions
+    assert (first is second, second is third, third is fourth) == (True, False, True)
 
 
 def test_one_that_was_asked_to_stop_ends_cancelled_among_others(cortex: Cortex) -> None:

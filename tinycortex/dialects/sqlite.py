@@ -249,9 +249,9 @@ def _guard(engine: Engine) -> None:
 
     def note(connection: Connection, cursor: sqlite3.Cursor, *_rest: object) -> None:
         if cursor.description is not None:
-            connection.info.setdefault(_RESULTS, WeakSet()).add(cursor)
+            _results_of(connection).add(cursor)
 
-    Guard(engine, look, note)
+    Guard(engine, look, note, leaves_results=True)
 
     @event.listens_for(engine, "commit")
     def _look_once_more(connection: Connection) -> None:
@@ -265,6 +265,13 @@ def _guard(engine: Engine) -> None:
         if connection is not None:  # else it has been closed, and they with it
             for cursor in results:
                 cursor.close()
+
+
+def _results_of(connection: Connection) -> WeakSet[sqlite3.Cursor]:
+    found: WeakSet[sqlite3.Cursor] | None = connection.info.get(_RESULTS)
+    if found is None:
+        found = connection.info[_RESULTS] = WeakSet()
+    return found
 
 
 def _wait_for_the_lock(connection: Connection, patience_ms: int) -> None:

@@ -46,11 +46,11 @@ class RunSignals:
             if first and self._stop is not None:
                 self._stop()
 
-    def stop_with(self, stop: Callable[[], object] | None) -> None:
+    def stop_with(self, stop: Callable[[], object]) -> None:
         """Set what stops the handler when a cancel is requested, or has been already."""
         with self._lock:
             self._stop = stop
-            if stop is not None and self.cancel_requested:
+            if self.cancel_requested:
                 stop()
 
     # The end of a thread, which no cancellation can bring about

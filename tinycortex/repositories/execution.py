@@ -1,6 +1,7 @@
 """Running raw statements: compiled once for each engine, and then handed straight to its driver."""
 
-from collections.abc import Mapping, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -47,6 +48,10 @@ class Fetched(NamedTuple):
     rows: Sequence[Any]
     columns: tuple[str, ...]
     changed: int
+
+    def first(self) -> Any | None:  # noqa: ANN401 - its attributes depend on the statement
+        """Return the first row, with its columns as attributes; None where there is no row."""
+        return _row_type(self.columns)(*self.rows[0]) if self.rows else None
 
 
 # Bounded, since statements are built for each set of kinds, and an engine that was closed leaves its own behind.
@@ -114,7 +119,8 @@ def _run(connection: Connection, guard: Guard, sql: str, parameters: _Parameters
         fetched = Fetched(cursor.fetchall() if columns else (), columns, cursor.rowcount)
     except BaseException as error:  # noqa: BLE001 - raised anew, as SQLAlchemy would have
         connection._handle_dbapi_exception(error, told, parameters, cursor, None)  # noqa: SLF001 - the one place
-    guard.after(connection, cursor, sql)
+    if guard.after is not None:
+        guard.after(connection, cursor, sql)
     cursor.close()
     return fetched
 
@@ -122,6 +128,11 @@ def _run(connection: Connection, guard: Guard, sql: str, parameters: _Parameters
 def _read(result: CursorResult[Any]) -> Fetched:
     changed = result.rowcount
     return Fetched(result.all(), tuple(result.keys()), changed) if result.returns_rows else Fetched((), (), changed)
+
+
+@lru_cache(maxsize=256)
+def _row_type(columns: tuple[str, ...]) -> Callable[..., Any]:
+    return namedtuple("_Row", columns)  # noqa: PYI024 - only now are its fields known
 
 
 @lru_cache(maxsize=256)

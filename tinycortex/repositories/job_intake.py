@@ -16,7 +16,7 @@ from tinycortex.domain.kinds import BUILTIN_KINDS, KindSpec, OnDuplicate
 from tinycortex.domain.payloads import parse_payload
 from tinycortex.errors import InvalidInputError
 from tinycortex.repositories import job_sql
-from tinycortex.repositories.execution import execute
+from tinycortex.repositories.execution import fetch
 from tinycortex.repositories.job_reader import JobReader
 from tinycortex.repositories.shared_gate import SharedGate
 from tinycortex.telemetry import Emitter, Event, JobsEnqueued
@@ -189,7 +189,7 @@ class JobIntake(JobReader):
 
     def _insert(self, tx: Session, rows: Sequence[tuple[Any, ...]]) -> set[str]:
         values = zip(job_sql.insert_parameters(len(rows)), chain.from_iterable(rows), strict=True)
-        return {job_id for (job_id,) in execute(tx, job_sql.enqueue_ignoring(len(rows)), dict(values))}
+        return {job_id for (job_id,) in fetch(tx, job_sql.enqueue_ignoring(len(rows)), dict(values)).rows}
 
     def _insert_replacing(self, tx: Session, job: NewJob, row: tuple[Any, ...]) -> set[str]:
         spec = self._find_spec(job.kind)
@@ -201,7 +201,7 @@ class JobIntake(JobReader):
             "replace_rerun": int(outranks or spec is None or spec.outranks is None),
         }
         values = dict(zip(job_sql.INSERT_FIELDS, row, strict=True)) | choices
-        return {job_id for (job_id,) in execute(tx, job_sql.ENQUEUE_REPLACING, values)}
+        return {job_id for (job_id,) in fetch(tx, job_sql.ENQUEUE_REPLACING, values).rows}
 
     def _outranks(self, kind: str, payload_json: str) -> bool:
         spec = self._find_spec(kind)

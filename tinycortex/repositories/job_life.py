@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, zip_longest
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Row, TextClause
@@ -30,7 +31,11 @@ _CLAIMS_PER_STATEMENT = (2, 4, 8, 16, 32, 64, 128, 256)
 
 _MOST_CLAIMS = _CLAIMS_PER_STATEMENT[-1]
 
+_NOT_HELD = object()
+
 _NO_CLAIM = ("", -1, -1, -1)
+
+_claim_values = attrgetter(*job_sql.CLAIM_FIELDS)
 
 
 class JobLife(JobIntake):
@@ -166,29 +171,30 @@ class JobLife(JobIntake):
         now_ms = self._clock.now_ms()
         with self._database.within(session) as tx:
             done = self._mark_done_many(tx, jobs, now_ms)
-            requests = {(row.id, row.claim_token): row.rerun_payload_json for row in done}
+            requests = {(job_id, claim_token): request for job_id, claim_token, request in done}
+            is_heard = self.emitter.is_heard
             for job, took_ms in zip_longest(jobs, handler_ms):
                 claim = (job.id, job.claim_token)
-                if claim in requests and requests[claim] is None and not self.emitter.is_heard:
+                if not is_heard and requests.get(claim, _NOT_HELD) is None:
                     continue
                 with handler_took(took_ms):
-                    row = execute(tx, job_sql.FIND_KEPT, {"id": job.id}).first() if claim in requests else None
+                    row = fetch(tx, job_sql.FIND_KEPT, {"id": job.id}).first() if claim in requests else None
                     self._conclude(tx, job_sql.MARK_DONE, row, {"now_ms": now_ms}, job)
             self._tell_of_permits(tx, (job.kind for job in jobs))
         return [(job.id, job.claim_token) in requests for job in jobs]
 
-    def _mark_done_many(self, tx: Session, jobs: Sequence[Job], now_ms: int) -> Iterator[Row[Any]]:
-        claims = [tuple(_claim(job).values()) for job in jobs]
+    def _mark_done_many(self, tx: Session, jobs: Sequence[Job], now_ms: int) -> Iterator[tuple[str, int, str | None]]:
+        claims = list(map(_claim_values, jobs))
         if self._database.has_arrays and claims:
             columns = dict(zip(job_sql.CLAIM_FIELDS, map(list, zip(*claims, strict=True)), strict=True))
-            yield from execute(tx, job_sql.MARK_DONE_LISTED, columns | {"now_ms": now_ms})
+            yield from fetch(tx, job_sql.MARK_DONE_LISTED, columns | {"now_ms": now_ms}).rows
             return
         for start in range(0, len(claims), _MOST_CLAIMS):
             some = claims[start : start + _MOST_CLAIMS]
             size = next(size for size in _CLAIMS_PER_STATEMENT if size >= len(some))
             named = chain.from_iterable([*some, *[_NO_CLAIM] * (size - len(some))])
             values = dict(zip(job_sql.claim_parameters(size), named, strict=True))
-            yield from execute(tx, job_sql.mark_done_many(size), values | {"now_ms": now_ms})
+            yield from fetch(tx, job_sql.mark_done_many(size), values | {"now_ms": now_ms}).rows
 
     def mark_failed(self, job: Job, message: str, *, session: Session | None = None) -> bool:
         """Settle a claim with an untyped failure: a retry while budget is left, then failed (contract §4.5)."""
@@ -247,7 +253,7 @@ class JobLife(JobIntake):
     def _settle(self, statement: TextClause, job: Job, session: Session | None, **values: Any) -> bool:
         values |= {"now_ms": self._clock.now_ms(), **_claim(job)}
         with self._database.within(session) as tx:
-            row = execute(tx, statement, values).first()
+            row = fetch(tx, statement, values).first()
             self._conclude(tx, statement, row, values, job)
             self._tell_of_permits(tx, [job.kind])
             return row is not None
@@ -272,7 +278,7 @@ class JobLife(JobIntake):
         """Tell of the end of a claim that ``statement`` has written to ``row``; None when it was not free to."""
         if row is None:
             statement = job_sql.MARK_CANCELLED
-            row = execute(tx, statement, values | _claim(job)).first()
+            row = fetch(tx, statement, values | _claim(job)).first()
         if row is not None:
             if self.emitter.is_heard:
                 self._tell(tx, event_of_end(statement, job, values))
@@ -356,16 +362,11 @@ class JobLife(JobIntake):
 
 def _claim(job: Job) -> dict[str, Any]:
     """Return the parameters that say which claim of which row is meant."""
-    return {
-        "id": job.id,
-        "claim_token": job.claim_token,
-        "attempts": job.attempts,
-        "started_at_ms": job.started_at_ms,
-    }
+    return dict(zip(job_sql.CLAIM_FIELDS, _claim_values(job), strict=True))
 
 
 def _within_limit(kinds: Iterable[KindSpec], llm_limit: int | None) -> tuple[KindSpec, ...]:
-    return tuple(spec for spec in kinds if llm_limit != 0 or not spec.llm_bound)
+    return tuple(kinds) if llm_limit != 0 else tuple(spec for spec in kinds if not spec.llm_bound)
 
 
 def _check_count(name: str, value: object, *, least: int) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields
-from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -24,6 +24,9 @@ _WHOLE_NUMBERS = {
     if field.type in {int, int | None}
 }
 
+_is_fitting = frozenset({int, type(None)}).issuperset
+_pick_whole_numbers = itemgetter(*_WHOLE_NUMBERS)
+
 # A frozen dataclass sets its fields by name, one call each, which takes as long as to find and read the row.
 _SET_FIELDS: tuple[Callable[[Job, Any], None], ...] = tuple(getattr(Job, name).__set__ for name in job_sql.JOB_FIELDS)
 
@@ -31,9 +34,9 @@ _SET_FIELDS: tuple[Callable[[Job, Any], None], ...] = tuple(getattr(Job, name)._
 def job_of(row: Iterable[Any]) -> Job:
     """Return the snapshot of one row that holds every column, in the order of :data:`job_sql.COLUMNS`."""
     values = tuple(row)
-    if not _has_whole_numbers(tuple(map(type, values))):  # SQLite lets another program write text there
+    if not _is_fitting(map(type, _pick_whole_numbers(values))):  # SQLite lets another program write text there
         values = tuple(
-            _WHOLE_NUMBERS[place] if place in _WHOLE_NUMBERS and type(value) not in _FITTING else value
+            _WHOLE_NUMBERS[place] if place in _WHOLE_NUMBERS and not _is_fitting([type(value)]) else value
             for place, value in enumerate(values)
         )
     job = Job.__new__(Job)
@@ -42,14 +45,6 @@ def job_of(row: Iterable[Any]) -> Job:
     # A word that we do not know was written by another program; it is shown, never guessed at.
     _SET_FIELDS[_STATUS](job, _STATUSES.get(values[_STATUS], values[_STATUS]))
     return job
-
-
-_FITTING = (int, type(None))
-
-
-@lru_cache(maxsize=256)
-def _has_whole_numbers(types: tuple[type, ...]) -> bool:
-    return all(types[place] in _FITTING for place in _WHOLE_NUMBERS)
 
 
 class JobReader:

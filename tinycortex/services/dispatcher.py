@@ -39,6 +39,8 @@ class _Raised:
     error: BaseException
 
 
+_DONE = Done()
+
 _LAST_WORD_S = 5.0
 """How long a program that is interrupted waits until its claim is given back."""
 
@@ -108,7 +110,7 @@ class Dispatcher:
         if isinstance(returned, _Raised):
             return returned.error
         if returned is None:
-            return Done()
+            return _DONE
         if not isinstance(returned, JobPlan):
             what = type(returned).__name__
             return TypeError(f"the handler of {job.kind!r} returned {what}; return Done, Defer or None")
@@ -133,7 +135,6 @@ class Dispatcher:
                 raise  # this very task is being collected
             returned = _Raised(error)
         finally:
-            _close(awaitable)
             stopper.end()
         if stopper.is_cancelled_by_others():  # and the handler has kept it to itself
             raise asyncio.CancelledError
@@ -194,12 +195,11 @@ class _Stopper:
     def end(self) -> None:
         """Stop no more, and take back what was asked of the task."""
         self._has_ended = True
-        self._signals.stop_with(None)
         if self._timer is not None:
             self._timer.cancel()
-        for _ in range(self._stops):
+        while self._stops:
+            self._stops -= 1
             self._task.uncancel()
-        self._stops = 0
 
     def _time_out(self) -> None:
         self._signals.timed_out = True

@@ -115,7 +115,8 @@ class Settlement:
                 self._write(plan.writes, session)
             for follow_up in plan.follow_ups:
                 self._producer.enqueue(follow_up, session=session)
-            self._jobs.close_gate(job, cooldown_ms(plan, self._clock.now_ms()), session=session)
+            if isinstance(plan, Defer):
+                self._jobs.close_gate(job, cooldown_ms(plan, self._clock.now_ms()), session=session)
         return True
 
     def _was_done(self, job: Job, session: Session) -> bool:

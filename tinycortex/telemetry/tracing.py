@@ -17,16 +17,19 @@ class Tracer(Protocol):
         """Trace the block, from handler to settlement, as the run of ``job``."""
 
 
+_NOTHING = nullcontext()
+
+
 class _NoTracer:
     """Traces nothing."""
 
     def sending(self, kinds: Sequence[str]) -> AbstractContextManager[str | None]:  # noqa: ARG002 - the protocol's
         """Carry nothing."""
-        return nullcontext()
+        return _NOTHING
 
     def handling(self, job: Job) -> AbstractContextManager[None]:  # noqa: ARG002 - the protocol's
         """Do nothing."""
-        return nullcontext()
+        return _NOTHING
 
 
 NO_TRACER: Tracer = _NoTracer()

@@ -107,6 +107,9 @@ class Settling(NamedTuple):
         yield from zip(self.others, outcomes, strict=True)
 
 
+_NOTHING_AGAIN = Settling((), (), (), again=True)
+
+
 class Results:
     """Writes how claims ended, keeps what the database could not take, and tries that again."""
 
@@ -148,6 +151,8 @@ class Results:
     def begin_again(self, *, at_once: bool) -> Settling:
         """Return what writes the kept results whose time to be tried again has come, or ``at_once`` all of them."""
         now = time.monotonic()
+        if not self._kept:
+            return _NOTHING_AGAIN
         # The last one first, so that those which wait for a lock do not keep the others from their turn for ever.
         due = [kept.ended for kept in reversed(self._kept) if at_once or kept.again_at <= now]
         self._kept = [kept for kept in self._kept if not (at_once or kept.again_at <= now)]
