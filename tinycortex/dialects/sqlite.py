@@ -33,6 +33,7 @@ _WRITE = "BEGIN IMMEDIATE"
 _BEGIN = "tinycortex_begin"
 _SYNCHRONOUS = "tinycortex_synchronous"
 _RESULTS = "tinycortex_results"
+_JOURNAL = "tinycortex_journal"
 _IS_HERE = "tinycortex_is_here"
 
 _PAGE_BYTES = 1024
@@ -84,13 +85,13 @@ class SQLiteDialect:
         keep_if_damaged = _keeper(engine, path)
 
         @event.listens_for(engine, "connect")
-        def _prepare(connection: sqlite3.Connection, _record: object) -> None:
+        def _prepare(connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
             connection.text_factory = _readable
             try:
                 connection.execute("PRAGMA foreign_keys=ON")
                 if may_create:
                     connection.execute(f"PRAGMA page_size={_PAGE_BYTES}")  # a file that has pages keeps its own
-                _set_journal(connection, settings, path)
+                record.info[_JOURNAL] = _set_journal(connection, settings, path)
                 connection.execute("PRAGMA synchronous=FULL")
                 (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
                 connection.execute(f"PRAGMA wal_autocheckpoint={_LOG_BYTES // page_bytes}")
@@ -104,13 +105,12 @@ class SQLiteDialect:
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:
             options = connection.get_execution_options()
-            begin, synchronous = options.get(_BEGIN, _WRITE), options.get(_SYNCHRONOUS, "FULL")
-            if connection.info.get(_SYNCHRONOUS, "FULL") != synchronous:
-                connection.exec_driver_sql(f"PRAGMA synchronous={synchronous}")
-                connection.info[_SYNCHRONOUS] = synchronous
+            _set(connection, "synchronous", options.get(_SYNCHRONOUS, "FULL"))
+            begin = options.get(_BEGIN, _WRITE)
             if begin == _WRITE:
                 _wait_for_the_lock(connection, settings.busy_timeout_ms)
             else:
+                _set(connection, "busy_timeout", settings.busy_timeout_ms)
                 connection.exec_driver_sql(begin)
 
         _guard(engine)
@@ -283,7 +283,7 @@ def _wait_for_the_lock(connection: Connection, patience_ms: int) -> None:
     driver: Any = connection.connection.dbapi_connection
     give_up = time.monotonic() + patience_ms / 1000
     begin = connection.exec_driver_sql if Guard.find_alone(connection) is None else driver.execute
-    driver.execute("PRAGMA busy_timeout=0")
+    _set(connection, "busy_timeout", 0)
     try:
         failure = _try(begin, _WRITE)
         while failure is not None:
@@ -293,7 +293,16 @@ def _wait_for_the_lock(connection: Connection, patience_ms: int) -> None:
             time.sleep(random.uniform(*_LOOK_EVERY_S))  # noqa: S311 - no secret
             failure = _try(driver.execute, _WRITE)
     finally:
-        driver.execute(f"PRAGMA busy_timeout={patience_ms}")
+        if connection.info[_JOURNAL] != "wal":  # there a commit may have to wait, for readers
+            _set(connection, "busy_timeout", patience_ms)
+
+
+def _set(connection: Connection, pragma: str, value: object) -> None:
+    """Set what stays set on the connection, unless it is: SQLite prepares a PRAGMA anew each time."""
+    known = f"tinycortex_{pragma}"
+    if connection.info.get(known) != value:
+        connection.exec_driver_sql(f"PRAGMA {pragma}={value}")
+        connection.info[known] = value
 
 
 def _try(execute: Callable[[str], object], statement: str) -> Exception | None:
@@ -353,7 +362,8 @@ def _keeper(engine: Engine, path: Path) -> Callable[[BaseException], None]:
     return keep_if_damaged
 
 
-def _set_journal(connection: sqlite3.Connection, settings: DatabaseSettings, path: Path) -> None:
+def _set_journal(connection: sqlite3.Connection, settings: DatabaseSettings, path: Path) -> str:
+    """Have the file keep the journal that is wanted; return the one that it keeps."""
     wanted = settings.journal_mode
     # Switching takes the file for itself and ignores the busy timeout, so two openers must take turns.
     give_up = time.monotonic() + settings.busy_timeout_ms / 1000
@@ -369,3 +379,4 @@ def _set_journal(connection: sqlite3.Connection, settings: DatabaseSettings, pat
             time.sleep(0.01)
     if mode != wanted:
         logger.warning("%s: SQLite refused journal mode %s and stays in %s; use a local disk", path, wanted, mode)
+    return str(mode)
