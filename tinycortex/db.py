@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeGuard
+from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, ExceptionContext, Pool, event
@@ -115,8 +115,8 @@ class Database:
         finally:
             own.open = False
 
-    def connect_quickly(self) -> Connection:
-        """Return a connection for write transactions whose commits do not wait for the disk; the caller closes it.
+    def open_idle_session(self) -> "IdleSession":
+        """Return a session for write transactions whose commits do not wait for the disk.
 
         With a durability of ``strict`` they do wait.
 
@@ -124,7 +124,7 @@ class Database:
             StorageError: the database could not be opened.
         """
         self._leave_inherited()
-        return self._quick.connect()
+        return IdleSession(self._quick.connect())
 
     def can_go_on(self, connection: Connection) -> bool:
         """Tell whether a connection that was kept is open still, and leads where a new one would."""
@@ -298,6 +298,32 @@ class Database:
         if context.connection is not None:
             self._met[fault] = context.connection
         return fault
+
+
+class IdleSession(Session):
+    """A session that keeps its connection, and does nothing until it is used for more than that connection."""
+
+    def __init__(self, kept: Connection) -> None:
+        super().__init__(kept, expire_on_commit=False, join_transaction_mode="control_fully")
+        self.kept = kept
+        """The connection; whoever opened the session closes it too."""
+        self.was_used = False
+        """Whether the last transaction was the session's as well."""
+
+    def connection(self, *arguments: Any, **options: Any) -> Connection:
+        """Return the kept connection, or that of the session's transaction: the same one, but for other options."""
+        if arguments or options or self.in_transaction():
+            return super().connection(*arguments, **options)
+        return self.kept
+
+    @contextmanager
+    def kept_transaction(self) -> Iterator[None]:
+        """Run the block in one transaction of the kept connection, which the session joins once it is used."""
+        with self.kept.begin():
+            yield
+            self.was_used = self.in_transaction()
+            if self.was_used:
+                self.commit()
 
 
 class ObservedDatabase(Database):

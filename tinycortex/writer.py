@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from sqlalchemy import Connection, Pool
 from sqlalchemy.orm import Session
 
 from tinycortex.commits import AfterCommit
-from tinycortex.db import Database
+from tinycortex.db import Database, IdleSession
 
 
 class Writer:
@@ -24,7 +23,7 @@ class Writer:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._session: _IdleSession | None = None
+        self._session: IdleSession | None = None
         self._pool: Pool | None = None
 
     @contextmanager
@@ -39,9 +38,8 @@ class Writer:
         with self._database.inside_transaction():
             session = self._open()
             try:
-                with session.kept.begin():
+                with session.kept_transaction():
                     yield session
-                    session.end()
             except BaseException:
                 self.close()
                 raise
@@ -50,13 +48,12 @@ class Writer:
         if (calls := AfterCommit.find(session)) is not None:
             calls.make_due_calls()  # only here, where they may write too
 
-    def _open(self) -> "_IdleSession":
+    def _open(self) -> IdleSession:
         if self._session is not None and not self._can_go_on(self._session.kept):
             self.close()
         if self._session is None:
-            connection = self._database.connect_quickly()
+            self._session = self._database.open_idle_session()
             self._pool = self._database.engine.pool
-            self._session = _IdleSession(connection)
             AfterCommit.leave_to_owner(self._session)
         return self._session
 
@@ -70,23 +67,3 @@ class Writer:
         if session is not None:
             session.close()
             session.kept.close()
-
-
-class _IdleSession(Session):
-    """A session that joins the transaction of its connection once it is used for more than that connection."""
-
-    def __init__(self, kept: Connection) -> None:
-        super().__init__(kept, expire_on_commit=False, join_transaction_mode="control_fully")
-        self.kept = kept
-        self.was_used = False
-
-    def connection(self, *arguments: Any, **options: Any) -> Connection:
-        if arguments or options or self.in_transaction():
-            return super().connection(*arguments, **options)
-        return self.kept
-
-    def end(self) -> None:
-        """Commit, if there is anything to commit but what the connection does."""
-        self.was_used = self.in_transaction()
-        if self.was_used:
-            self.commit()
