@@ -66,4 +66,6 @@ class Writer:
         session, self._session = self._session, None
         if session is not None:
             session.close()
+            if self._pool is not self._database.engine.pool:
+                session.kept.detach()  # nobody closes what goes back to a pool that was disposed of
             session.kept.close()

@@ -2,16 +2,22 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import TypeVar, cast
 
 import pytest
 from pydantic import BaseModel
-from sqlalchemy import event
+from sqlalchemy import event, func, select
 from sqlalchemy.orm import Session
 
 from background import until, working
 from tinycortex import Cortex, Database, Done, JobContext, JobFailure, JobStatus, NewJob
 from tinycortex.group_commit import Batch, GroupCommit, Write
+from tinycortex.models import JobRow
+from tinycortex.testing import JobRowFactory, insert_rows
+
+T = TypeVar("T")
 
 TOGETHER = 8
 
@@ -124,6 +130,88 @@ def test_a_write_that_closes_its_transaction_is_its_last(database: Database) -> 
     storage.close()
     first, second, third, fourth = transactions
     assert (first is second, second is third, third is fourth) == (True, False, True)
+
+
+class StorageThread:
+    """A storage thread that writes one thing after another."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._commits = GroupCommit("storage", database)
+        self.close = self._commits.close
+        self.written_alone = 0
+        """How many were made again, in a transaction of their own."""
+
+    def write(self, make: Callable[[Session], T]) -> T:
+        """Return what the write returns, or raise what it raises."""
+
+        def made(session: Session | None) -> T:
+            self.written_alone += session is None
+            with self._database.within(session) as tx:
+                return make(tx)
+
+        def batch() -> Batch[T]:
+            (outcome,) = yield [Write(made)]
+            if isinstance(outcome, Exception):
+                raise outcome
+            return cast("T", outcome)
+
+        return self._commits.submit_batch(batch()).result()
+
+
+@pytest.fixture
+def storage(database: Database) -> Iterator[StorageThread]:
+    """A storage thread of the test's own."""
+    with closing(StorageThread(database)) as storage:
+        yield storage
+
+
+def driver_connection(session: Session) -> object:
+    return session.connection().connection.dbapi_connection
+
+
+def test_the_storage_thread_keeps_its_connection(database: Database, storage: StorageThread) -> None:
+    """From one transaction to the next, unless the engine was disposed of meanwhile."""
+    first, second = storage.write(driver_connection), storage.write(driver_connection)
+    database.dispose()
+    assert (first is second, second is storage.write(driver_connection)) == (True, False)
+
+
+def test_the_storage_thread_remembers_no_row(database: Database, storage: StorageThread) -> None:
+    """What one transaction has read, and its caller still holds, is read anew in the next."""
+    insert_rows(database, JobRowFactory.build(id="one"))
+
+    def read(session: Session) -> JobRow:
+        return session.get_one(JobRow, "one")
+
+    kept = storage.write(read)
+    with database.transaction() as session:
+        session.get_one(JobRow, "one").attempts = 7
+    assert (kept.attempts, storage.write(read).attempts) == (0, 7)
+
+
+def count_rows(session: Session) -> int:
+    return session.scalar(select(func.count()).select_from(JobRow)) or 0
+
+
+def test_the_storage_thread_writes_what_was_only_added(storage: StorageThread) -> None:
+    """It flushes the session, as any commit does."""
+    storage.write(lambda session: session.add(JobRowFactory.build()))
+    assert storage.write(count_rows) == 1
+
+
+def test_the_storage_thread_goes_on_after_an_error(storage: StorageThread) -> None:
+    """What was undone is not met again, in the database or in the session."""
+
+    def fail(session: Session) -> None:
+        session.add(JobRowFactory.build())
+        session.flush()
+        session.add(JobRowFactory.build())
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        storage.write(fail)
+    assert (storage.write(count_rows), storage.written_alone) == (0, 1)
 
 
 def test_one_that_was_asked_to_stop_ends_cancelled_among_others(cortex: Cortex) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.orm import Session
 
 from background import outcome, program, until, working
-from tinycortex import Cortex, Done, JobContext, JobStatus, NewJob, Settings, StorageBusyError, schema
+from tinycortex import Cortex, Database, Done, JobContext, JobStatus, NewJob, Settings, StorageBusyError, schema
 from tinycortex.config import DatabaseSettings, WorkerSettings
 from tinycortex.dialects.sqlite import database_path
 from tinycortex.testing import FakeDelegates, JobRowFactory, ManualClock, NewJobFactory, insert_rows
@@ -253,6 +254,31 @@ def test_results_with_writes_wait_for_a_lock_together(open_cortex: OpenCortex, h
     hold.execute("ROLLBACK")
     assert not cortex.run_once()
     assert len(cortex.jobs.list_jobs(kind="note", status=JobStatus.DONE)) == 8
+
+
+def patience_of(session: Session) -> object:
+    """Return for how many milliseconds SQLite itself would wait for a lock."""
+    return session.execute(text("PRAGMA busy_timeout")).scalar()
+
+
+def test_a_reader_is_patient_after_a_writer(database_url: str) -> None:
+    """Both use one connection; the writer does the waiting itself, and a reader may need SQLite's, for a recovery."""
+    database = Database(DatabaseSettings(url=database_url, busy_timeout_ms=1234))
+    for _ in range(2):
+        with database.transaction() as session:
+            assert patience_of(session) == 0
+        with database.reading() as session:
+            assert patience_of(session) == 1234
+    database.dispose()
+
+
+def test_a_writer_without_a_log_is_patient(database_url: str) -> None:
+    """Its commit has to wait until nobody reads."""
+    database = Database(DatabaseSettings(url=database_url, busy_timeout_ms=1234, journal_mode="truncate"))
+    for _ in range(2):
+        with database.transaction() as session:
+            assert patience_of(session) == 1234
+    database.dispose()
 
 
 # The pages and the write-ahead log
