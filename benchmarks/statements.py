@@ -20,12 +20,19 @@ from tinycortex import Cortex
 from tinycortex.config import WorkerSettings
 from tinycortex.repositories import job_sql
 from tinycortex.repositories.execution import DriverSql, driver_sql
+from tinycortex.writer import Writer
 
 _BATCHES = (1, 8, 32, 64)
 
 _WORKER = "default worker"
 
 _RANDOM_KEYS = "settle 32, claim 32, commit: random keys"
+_LARGE_PAGES = "settle 32, claim 32, commit: random keys, pages of 4 KiB, log of 4 MiB"
+_LAYOUTS: dict[str, Mapping[str, int]] = {
+    _RANDOM_KEYS: {},
+    _LARGE_PAGES: {"page_size": 4096, "wal_autocheckpoint": 1000},
+}
+"""How the file is kept, where it is not as ours are: SQLite's own way."""
 
 _THREADS = {
     "tinycortex-loop": "default worker: the loop, a job",
@@ -35,12 +42,13 @@ _THREADS = {
 
 _BARE = "an empty transaction, bare driver"
 _OURS = "an empty transaction, ours"
+_WORKERS = "an empty transaction, a worker's"
 
 
 def run(plan: Plan) -> Iterator[Row]:
     """Yield the jobs/s of the statements by the size of the batch, and what a worker makes of them."""
     contestants: dict[str, Contestant] = {_name(batch): partial(_measure, plan, batch) for batch in _BATCHES}
-    contestants[_RANDOM_KEYS] = partial(_measure_random_keys, plan)
+    contestants |= {layout: partial(_measure_random_keys, plan, layout) for layout in _LAYOUTS}
     contestants[_WORKER] = partial(_measure_worker, plan)
     contestants["transactions"] = partial(_measure_transactions, plan)
     found = plan.interleave("statements", contestants)
@@ -48,6 +56,8 @@ def run(plan: Plan) -> Iterator[Row]:
         yield Row(name, "µs" if name.startswith("an empty") or name in _THREADS.values() else "jobs/s", values)
     batch = max(size for size in _BATCHES if size <= WorkerSettings().concurrency)
     yield Row(f"{_OURS} ÷ bare driver", RATIO, ratios(found[_OURS], found[_BARE]))
+    yield Row(f"{_WORKERS} ÷ bare driver", RATIO, ratios(found[_WORKERS], found[_BARE]))
+    yield Row("small pages and a large log ÷ SQLite's own", RATIO, ratios(found[_RANDOM_KEYS], found[_LARGE_PAGES]))
     yield Row(f"{_WORKER} ÷ {_name(batch)}", RATIO, ratios(found[_WORKER], found[_name(batch)]))
 
 
@@ -89,7 +99,11 @@ def _measure_worker(plan: Plan) -> dict[str, float]:
 def _measure_transactions(plan: Plan) -> dict[str, float]:
     """Return what beginning and committing takes when nothing is written in between, layer by layer (µs)."""
     path, times = plan.backlogs.copy(), plan.sizes.enqueued
-    with Cortex.open(url_of(path)) as cortex, closing(sqlite3.connect(path, isolation_level=None)) as bare:
+    with (
+        Cortex.open(url_of(path)) as cortex,
+        closing(sqlite3.connect(path, isolation_level=None)) as bare,
+        closing(Writer(cortex.database)) as writer,
+    ):
         engine = cortex.database.engine
 
         def on_the_driver() -> None:
@@ -114,12 +128,17 @@ def _measure_transactions(plan: Plan) -> dict[str, float]:
             with cortex.database.transaction() as session:
                 session.connection()
 
+        def a_workers() -> None:
+            with writer.transaction() as session:
+                session.connection()
+
         layers: dict[str, Callable[[], None]] = {
             _BARE: on_the_driver,
             "an empty transaction, with the pool": with_the_pool,
             "an empty transaction, with SQLAlchemy's Core": with_core,
             "an empty transaction, with a session": with_a_session,
             _OURS: ours,
+            _WORKERS: a_workers,
         }
         took_us = {what: _time(layer, times) for what, layer in layers.items()}
     plan.backlogs.remove(path)
@@ -138,19 +157,27 @@ def _measure(plan: Plan, batch: int) -> dict[str, float]:
     return {_name(batch): _measure_drain(plan, path, batch)}
 
 
-def _measure_random_keys(plan: Plan) -> dict[str, float]:
-    path = plan.backlogs.copy()
+def _measure_random_keys(plan: Plan, layout: str) -> dict[str, float]:
+    path, kept = plan.backlogs.copy(), _LAYOUTS[layout]
     fill(path, plan.sizes.drained)
-    return {_RANDOM_KEYS: _measure_drain(plan, path, 32)}
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        if "page_size" in kept:
+            connection.execute("PRAGMA journal_mode=DELETE")
+            connection.execute(f"PRAGMA page_size={kept['page_size']}")
+        connection.execute("VACUUM")
+    return {layout: _measure_drain(plan, path, 32, kept.get("wal_autocheckpoint"))}
 
 
-def _measure_drain(plan: Plan, path: Path, batch: int) -> float:
+def _measure_drain(plan: Plan, path: Path, batch: int, log_pages: int | None = None) -> float:
+    """Return the jobs/s of the statements; ``log_pages`` tells when the log is copied, if not as the queue does it."""
     with Cortex.open(url_of(path)) as cortex, cortex.database.engine.connect() as connection:
         register(cortex, lambda: None)
         dialect = connection.dialect
         claim = _prepare(job_sql.claim(cortex.registry.list_specs()), dialect)
         settle = _prepare(job_sql.mark_done_many(batch), dialect)
-    rate = _drain(path, claim, settle, batch, limit_s=plan.sizes.limit_s)
+        if log_pages is None:
+            log_pages = int(connection.exec_driver_sql("PRAGMA wal_autocheckpoint").scalar_one())
+    rate = _drain(path, claim, settle, batch, log_pages=log_pages, limit_s=plan.sizes.limit_s)
     plan.backlogs.remove(path)
     return rate
 
@@ -162,12 +189,13 @@ def _prepare(statement: TextClause, dialect: Dialect) -> DriverSql:
     return prepared
 
 
-def _drain(path: Path, claim: DriverSql, settle: DriverSql, batch: int, *, limit_s: float) -> float:
+def _drain(path: Path, claim: DriverSql, settle: DriverSql, batch: int, *, log_pages: int, limit_s: float) -> float:
     done = 0
     rows: list[tuple[Any, ...]] = []
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute(f"PRAGMA wal_autocheckpoint={log_pages}")
         began = time.perf_counter()
         while time.perf_counter() - began < limit_s:
             now_ms = time.time_ns() // 1_000_000
