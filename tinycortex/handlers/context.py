@@ -53,6 +53,11 @@ class RunSignals:
             if self.cancel_requested:
                 stop()
 
+    def note_end(self) -> None:
+        """Note that the handler has ended: there is nothing to stop."""
+        with self._lock:
+            self._stop = None
+
     # The end of a thread, which no cancellation can bring about
 
     def enter_thread(self) -> None:
@@ -99,6 +104,11 @@ class RunSignals:
             let_go, self._let_go = self._let_go, None
         if let_go is not None:
             let_go()
+
+    def note_written(self) -> None:
+        """Note that the end of the claim is written: there is nothing to let go of."""
+        with self._lock:
+            self._let_go = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -195,6 +195,7 @@ class _Stopper:
     def end(self) -> None:
         """Stop no more, and take back what was asked of the task."""
         self._has_ended = True
+        self._signals.note_end()
         if self._timer is not None:
             self._timer.cancel()
         while self._stops:

@@ -240,6 +240,7 @@ class Results:
             if not isinstance(error, StorageError):
                 if isinstance(error, BaseException):
                     raise error
+                claim.signals.note_written()
                 continue
             self._heartbeat.watch(claim.job, claim.signals, claim.renewed_at)
             lasting = settling.again and not isinstance(error, StorageBusyError)
