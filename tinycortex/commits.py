@@ -40,7 +40,7 @@ class AfterCommit:
 
     @staticmethod
     def leave_to_owner(session: Session) -> None:
-        """Have the calls wait for :meth:`make_due_calls` instead of making them as the commit ends."""
+        """Have the calls wait for :meth:`make_due_calls_of` instead of making them as the commit ends."""
         session.info[_OWNED] = True
 
     def add(self, session: Session, do: Callable[[], object]) -> None:
@@ -68,6 +68,12 @@ class AfterCommit:
         ]
         if _OWNED not in session.info:
             self.make_due_calls()
+
+    @classmethod
+    def make_due_calls_of(cls, session: Session) -> None:
+        """Make the calls of ``session`` whose transaction has committed, each once."""
+        if (found := cls.find(session)) is not None:
+            found.make_due_calls()
 
     def make_due_calls(self) -> None:
         """Make the calls whose transaction has committed, each once."""

@@ -97,8 +97,18 @@ class Database:
         with self.inside_transaction(), self._session(self.engine) as session:
             AfterCommit.leave_to_owner(session)
             yield session
-        if (calls := AfterCommit.find(session)) is not None:
-            calls.make_due_calls()  # only here, where they may write too
+        AfterCommit.make_due_calls_of(session)  # only here, where they may write too
+
+    @contextmanager
+    def _own_transaction(self) -> Iterator[Session]:
+        """Do as :meth:`transaction` does, in a third less time as long as little is asked of the session."""
+        with self.inside_transaction():
+            self._leave_inherited()
+            with self.engine.connect() as connection, IdleSession(connection) as session:
+                AfterCommit.leave_to_owner(session)
+                with session.kept_transaction():
+                    yield session
+        AfterCommit.make_due_calls_of(session)
 
     @contextmanager
     def inside_transaction(self) -> Iterator[None]:
@@ -175,8 +185,12 @@ class Database:
             yield session
 
     def within(self, session: Session | None) -> AbstractContextManager[Session]:
-        """Run the block in the caller's transaction, or in one of its own when there is none."""
-        return self.transaction() if session is None else nullcontext(session)
+        """Run the block in the caller's transaction, or in one of its own when there is none.
+
+        One of its own has a session for this package's code only, which a program may not be given: it does
+        not know that it is in a transaction before it is used.
+        """
+        return self._own_transaction() if session is None else nullcontext(session)
 
     def write(self, do: Callable[[Session], object], session: Session | None) -> None:
         """Have ``do`` write in the caller's transaction, or in one of its own when there is none.

@@ -45,8 +45,7 @@ class Writer:
                 raise
             if session.was_used:
                 self.close()
-        if (calls := AfterCommit.find(session)) is not None:
-            calls.make_due_calls()  # only here, where they may write too
+        AfterCommit.make_due_calls_of(session)  # only here, where they may write too
 
     def _open(self) -> IdleSession:
         if self._session is not None and not self._can_go_on(self._session.kept):

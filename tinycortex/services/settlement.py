@@ -3,7 +3,7 @@
 import inspect
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 from sqlalchemy import Connection, event
@@ -107,7 +107,8 @@ class Settlement:
         return held
 
     def _apply(self, job: Job, plan: JobPlan, around: Session | None) -> bool:
-        with self._database.within(around) as session:
+        # A handler's writes are given an ordinary session.
+        with self._database.transaction() if around is None else nullcontext(around) as session:
             # First the row: a stale holder writes nothing else, and learns it before its writes run.
             if not self._end(job, plan, session):
                 return isinstance(plan, Done) and self._was_done(job, session)
